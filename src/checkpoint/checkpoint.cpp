@@ -1,0 +1,95 @@
+#include "checkpoint/checkpoint.h"
+
+#include "checkpoint/dtype.h"
+#include "core/error.h"
+
+namespace tapetune {
+
+at::Tensor tensor_from(const StoredTensor& stored) {
+  const std::optional<at::ScalarType> dtype = dtype_from_safetensors(stored.entry.dtype);
+  if (!dtype) {
+    fail("checkpoint", "{}: tensor {} has dtype {}, which tapetune does not read; convert it to F32, F16 or BF16.",
+         stored.file->path().string(), stored.entry.name, stored.entry.dtype);
+  }
+  const auto options = at::TensorOptions().dtype(*dtype);
+  if (stored.bytes.empty()) return at::empty(stored.entry.shape, options);
+  auto* address = const_cast<std::byte*>(stored.bytes.data());
+  if (reinterpret_cast<std::uintptr_t>(address) % c10::elementSize(*dtype) != 0) {
+    at::Tensor copy = at::empty(stored.entry.shape, options);
+    std::copy(stored.bytes.begin(), stored.bytes.end(), static_cast<std::byte*>(copy.data_ptr()));
+    return copy;
+  }
+  // The deleter's copy of the pointer keeps the file mapped.
+  return at::from_blob(address, stored.entry.shape, [file = stored.file](void*) {}, options);
+}
+
+std::vector<ExpectedTensor> expected_tensors(const ModelConfig& c) {
+  std::vector<ExpectedTensor> list;
+  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape, bool bias) {
+    const std::int64_t out = shape.front();
+    list.push_back({name + ".weight", std::move(shape)});
+    if (bias) list.push_back({name + ".bias", {out}});
+  };
+  const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
+  add("model.embed_tokens", {c.vocab_size, c.hidden_size}, false);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const std::string layer = fmt::format("model.layers.{}.", i);
+    add(layer + "input_layernorm", {c.hidden_size}, false);
+    add(layer + "self_attn.q_proj", {queries, c.hidden_size}, c.qkv_bias);
+    add(layer + "self_attn.k_proj", {keys, c.hidden_size}, c.qkv_bias);
+    add(layer + "self_attn.v_proj", {keys, c.hidden_size}, c.qkv_bias);
+    add(layer + "self_attn.o_proj", {c.hidden_size, queries}, c.output_bias);
+    add(layer + "post_attention_layernorm", {c.hidden_size}, false);
+    add(layer + "mlp.gate_proj", {c.intermediate_size, c.hidden_size}, c.mlp_bias);
+    add(layer + "mlp.up_proj", {c.intermediate_size, c.hidden_size}, c.mlp_bias);
+    add(layer + "mlp.down_proj", {c.hidden_size, c.intermediate_size}, c.mlp_bias);
+  }
+  add("model.norm", {c.hidden_size}, false);
+  if (!c.tied_embeddings) add("lm_head", {c.vocab_size, c.hidden_size}, false);
+  return list;
+}
+
+Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
+  Checkpoint checkpoint;
+  checkpoint.folder_ = CheckpointFolder::open(folder);
+  for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
+    const auto found = checkpoint.stored().find(expected.name);
+    if (found == checkpoint.stored().end()) {
+      fail("checkpoint", "{}: tensor {} {} is missing; the shards are incomplete or of another model.", folder.string(),
+           expected.name, shape_text(expected.shape));
+    }
+    const TensorEntry& entry = found->second.entry;
+    if (entry.shape != expected.shape) {
+      fail("checkpoint", "{}: {}: expected {}, but the file has {}; config.json and weights are of different models.",
+           found->second.file->path().string(), entry.name, shape_text(expected.shape), shape_text(entry.shape));
+    }
+    const std::optional<at::ScalarType> dtype = dtype_from_safetensors(entry.dtype);
+    if (!dtype || !c10::isFloatingType(*dtype)) {
+      fail("checkpoint", "{}: tensor {} has dtype {}; weights must be F32, F16, BF16 or F64, convert them first.",
+           found->second.file->path().string(), entry.name, entry.dtype);
+    }
+  }
+  return checkpoint;
+}
+
+at::ScalarType Checkpoint::dtype() const {
+  std::map<std::string, std::uint64_t> bytes;
+  for (const auto& [name, stored] : stored()) bytes[stored.entry.dtype] += stored.bytes.size();
+  const auto most =
+      std::max_element(bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  return dtype_from_safetensors(most->first).value_or(at::kFloat);
+}
+
+std::uint64_t Checkpoint::bytes() const {
+  std::uint64_t total = 0;
+  for (const auto& [name, stored] : stored()) total += stored.bytes.size();
+  return total;
+}
+
+at::Tensor Checkpoint::tensor(std::string_view name) const {
+  const auto found = stored().find(name);
+  if (found == stored().end()) fail("checkpoint", "{}: has no tensor {}.", path().string(), name);
+  return tensor_from(found->second);
+}
+
+}  // namespace tapetune

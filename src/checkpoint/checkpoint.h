@@ -1,0 +1,47 @@
+// A checkpoint's tensors, mapped and zero-copy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/folder.h"
+
+namespace tapetune {
+
+// A tensor over the mapped bytes; unaligned data is copied. Read-only: writing to it ends the program.
+at::Tensor tensor_from(const StoredTensor& stored);
+
+struct ExpectedTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+};
+
+// The tensors that a checkpoint with this config must have, in the model's order.
+std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
+
+class Checkpoint {
+ public:
+  // Fails, before any tensor is touched, when one is missing, misshapen or of a dtype that cannot be read.
+  static Checkpoint open(const std::filesystem::path& folder);
+
+  const ModelConfig& config() const { return folder_.config; }
+  const std::filesystem::path& path() const { return folder_.path; }
+  const StoredTensors& stored() const { return folder_.tensors; }
+  std::size_t shards() const { return folder_.shards; }
+  // The dtype of the weights: that of most parameters.
+  at::ScalarType dtype() const;
+  std::uint64_t bytes() const;
+
+  bool has(std::string_view name) const { return folder_.tensors.contains(name); }
+  at::Tensor tensor(std::string_view name) const;
+
+ private:
+  CheckpointFolder folder_;
+};
+
+}  // namespace tapetune

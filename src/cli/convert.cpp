@@ -1,0 +1,43 @@
+#include <c10/core/InferenceMode.h>
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/dtype.h"
+#include "checkpoint/writer.h"
+#include "cli/verbs.h"
+
+namespace tapetune::cli {
+
+void add_convert(CLI::App& app) {
+  struct Options {
+    std::string model, out, dtype = "keep", shard_size = "5GB";
+    bool force = false;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* verb =
+      app.add_subcommand("convert", "Write a checkpoint anew: other dtype, other shards, today's config.json");
+  verb->add_option("model", options->model, "Folder of a Hugging Face checkpoint")->required();
+  verb->add_option("--out", options->out, "Folder to write; it appears only when all of it is on disk")->required();
+  verb->add_option("--dtype", options->dtype, "keep, f32, f16 or bf16")
+      ->check(CLI::IsMember({"keep", "f32", "f16", "bf16"}));
+  verb->add_option("--shard-size", options->shard_size, "Largest file: 5GB (decimal) by default");
+  verb->add_flag("--force", options->force, "Replace an existing folder");
+  verb->footer("example: tapetune convert /models/Llama-2-7b-hf --dtype bf16 --out /models/llama2-7b-bf16");
+  verb->callback([options] {
+    const c10::InferenceMode inference;
+    const WriteOptions write{parse_size(options->shard_size), options->force, options->model};
+    const Checkpoint checkpoint = Checkpoint::open(options->model);
+    std::vector<PlannedTensor> plan;
+    for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
+      const TensorEntry& entry = checkpoint.stored().find(expected.name)->second.entry;
+      const at::ScalarType stored = dtype_from_safetensors(entry.dtype).value();
+      plan.push_back(
+          {expected.name, options->dtype == "keep" ? stored : dtype_from_word(options->dtype).value(), entry.shape});
+    }
+    write_checkpoint(
+        options->out, checkpoint.config(), plan, [&](const std::string& name) { return checkpoint.tensor(name); },
+        write);
+  });
+}
+
+}  // namespace tapetune::cli

@@ -1,0 +1,192 @@
+#include "model/generate.h"
+
+#include <c10/core/InferenceMode.h>
+#include <CLI/CLI.hpp>
+
+#include <chrono>
+#include <cstdio>
+
+#include "cli/options.h"
+#include "cli/verbs.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/json.h"
+#include "core/log.h"
+#include "core/signals.h"
+#include "hf/tokenizer.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+struct Options {
+  ModelOptions model;
+  std::vector<std::string> prompts;
+  std::string prompt_file, tokens;
+  GenerateOptions generate;
+  bool no_cache = false, ignore_eos = false, json = false, no_echo = false, timing = false;
+};
+
+struct Prompt {
+  std::string text;
+  TokenIds tokens;
+};
+
+std::vector<Prompt> read_prompts(const Options& options, const Tokenizer* tokenizer) {
+  std::vector<Prompt> prompts;
+  if (!options.tokens.empty()) {
+    Prompt prompt{{}, parse_tokens(options.tokens, "--tokens")};
+    if (tokenizer != nullptr) prompt.text = tokenizer->decode(prompt.tokens);
+    prompts.push_back(std::move(prompt));
+    return prompts;
+  }
+  std::vector<std::string> texts = options.prompts;
+  if (!options.prompt_file.empty()) {
+    const std::string file = read_text(options.prompt_file);
+    for (std::size_t begin = 0; begin < file.size();) {
+      const std::size_t end = std::min(file.find('\n', begin), file.size());
+      if (end > begin) texts.push_back(file.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    if (texts.empty()) fail("generate", "{}: has no prompt; write one a line.", options.prompt_file);
+  }
+  for (std::string& text : texts) {
+    TokenIds tokens = tokenizer->encode(text);
+    // A model that puts an EOS behind every text has nothing to say after it.
+    if (tokens.size() > 1 && tokenizer->eos() && tokens.back() == *tokenizer->eos()) tokens.pop_back();
+    if (tokens.empty() && tokenizer->bos()) tokens.push_back(*tokenizer->bos());
+    prompts.push_back({std::move(text), std::move(tokens)});
+  }
+  return prompts;
+}
+
+// generation_config.json knows the ends of a text best; config.json is older and may name only one.
+std::vector<std::int64_t> end_tokens(const Checkpoint& checkpoint) {
+  const std::filesystem::path path = checkpoint.path() / "generation_config.json";
+  std::error_code status;
+  if (!std::filesystem::exists(path, status)) return checkpoint.config().eos;
+  const Json config = parse_json(read_text(path), "generate", path.string());
+  const auto eos = config.find("eos_token_id");
+  if (eos == config.end() || eos->is_null()) return checkpoint.config().eos;
+  std::vector<std::int64_t> ids;
+  for (const Json& id : eos->is_array() ? *eos : Json::array({*eos})) {
+    if (!id.is_number_integer())
+      fail("generate", "{}: eos_token_id must be a token id or a list of them.", path.string());
+    ids.push_back(id.get<std::int64_t>());
+  }
+  return ids;
+}
+
+void put(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void run(const Options& options) {
+  const c10::InferenceMode inference;
+  const auto start = std::chrono::steady_clock::now();
+  const Checkpoint checkpoint = options.model.open();
+  std::error_code status;
+  const bool with_text =
+      options.tokens.empty() || std::filesystem::exists(checkpoint.path() / "tokenizer.json", status);
+  std::optional<Tokenizer> tokenizer;
+  if (with_text) tokenizer.emplace(Tokenizer::open(checkpoint.path()));
+  const std::vector<Prompt> prompts = read_prompts(options, tokenizer ? &*tokenizer : nullptr);
+  const Llama model = options.model.load(checkpoint);
+
+  GenerateOptions wanted = options.generate;
+  wanted.use_cache = !options.no_cache;
+  if (!options.ignore_eos) wanted.eos = end_tokens(checkpoint);
+  if (wanted.context > checkpoint.config().longest_context()) {
+    warn("--context {} is beyond the model's {}; expect worse text past it", wanted.context,
+         checkpoint.config().longest_context());
+  }
+  std::vector<std::vector<std::int64_t>> tokens;
+  for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
+
+  // One prompt streams; several come out one after the other when all are done.
+  const bool streaming = !options.json && prompts.size() == 1 && tokenizer;
+  std::optional<TokenStream> stream;
+  const auto started = [&](const Prompt& prompt) {
+    TokenStream fresh = tokenizer->stream();
+    const std::string echoed = fresh.push(prompt.tokens);
+    if (!options.no_echo) put(echoed);
+    return fresh;
+  };
+  if (streaming) stream.emplace(started(prompts.front()));
+  const double load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  GenerateTimes times;
+  const std::vector<Generated> results = generate(
+      model, tokens, wanted,
+      [&](std::size_t, std::int64_t token) {
+        if (streaming) put(stream->push(std::array{token}));
+      },
+      &times);
+
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (options.json) {
+      Json line;
+      line["prompt"] = prompts[i].text;
+      line["prompt_tokens"] = prompts[i].tokens;
+      line["tokens"] = results[i].tokens;
+      if (tokenizer) {
+        TokenStream text = tokenizer->stream();
+        text.push(prompts[i].tokens);
+        line["text"] = text.push(results[i].tokens) + text.finish();
+      }
+      line["stopped"] = stop_name(results[i].stop);
+      put(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    } else if (streaming) {
+      put(stream->finish() + "\n");
+    } else if (tokenizer) {
+      TokenStream text = started(prompts[i]);
+      put(text.push(results[i].tokens) + text.finish() + "\n");
+    } else {
+      put(fmt::format("{}\n", fmt::join(results[i].tokens, ",")));
+    }
+    if (results[i].stop == Stop::context) {
+      warn("prompt {} stopped at the context of {} tokens", i + 1,
+           wanted.context > 0 ? wanted.context : checkpoint.config().longest_context());
+    }
+  }
+  if (options.timing) {
+    const Json line = {{"load_seconds", load_seconds},
+                       {"prefill_tokens", times.prefill_tokens},
+                       {"prefill_seconds", times.prefill_seconds},
+                       {"decode_tokens", times.decode_tokens},
+                       {"decode_seconds", times.decode_seconds}};
+    fmt::print(stderr, "{}\n", line.dump());
+  }
+  if (interrupted()) throw Interrupted("interrupted; the text so far is complete");
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  GenerateOptions& g = options->generate;
+  CLI::App* verb = app.add_subcommand("generate", "Text that continues a prompt, streamed");
+  options->model.add_to(*verb);
+  auto* input = verb->add_option_group("prompt", "what to continue, one of");
+  input->add_option("--prompt", options->prompts, "Text to continue; several give several texts")->take_all();
+  input->add_option("--prompt-file", options->prompt_file, "A file with a prompt a line, decoded together");
+  input->add_option("--tokens", options->tokens, "Token ids: 1,2,3 (needs no tokenizer)");
+  input->require_option(1);
+  verb->add_option("--max-new-tokens", g.max_new_tokens, "Stop after this many (default 256)")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--context", g.context, "Longest text in tokens (default: the model's context)")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--temperature", g.sampling.temperature, "0, the default, always takes the most likely token");
+  verb->add_option("--top-k", g.sampling.top_k, "Sample among the k most likely tokens only (0: all)");
+  verb->add_option("--top-p", g.sampling.top_p, "Sample among the tokens that hold this much probability");
+  verb->add_option("--seed", g.sampling.seed, "The same seed gives the same text");
+  verb->add_flag("--ignore-eos", options->ignore_eos, "Go on past the end of a text");
+  verb->add_flag("--no-echo", options->no_echo, "Print the continuation without the prompt");
+  verb->add_flag("--no-cache", options->no_cache, "Compute every token from the start (slow; to check the cache)");
+  verb->add_flag("--json", options->json, "One JSON object a prompt: prompt_tokens, tokens, text, stopped");
+  verb->add_flag("--timing", options->timing, "Seconds of loading, prefill and decoding as JSON on stderr");
+  verb->footer("example: tapetune generate /models/Llama-2-7b-hf --prompt 'Once upon a time' --max-new-tokens 100");
+  verb->callback([options] { run(*options); });
+}
+
+}  // namespace tapetune::cli

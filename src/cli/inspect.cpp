@@ -1,0 +1,121 @@
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "cli/verbs.h"
+#include "core/json.h"
+#include "core/log.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+std::int64_t elements(const TensorEntry& entry) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : entry.shape) count *= extent;
+  return count;
+}
+
+// "12345678" -> "12,345,678"
+std::string grouped(std::uint64_t value) {
+  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
+}
+
+std::string rope_text(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  std::string text = fmt::format("{}, theta {:g}", rope_type_name(rope.type), rope.theta);
+  if (rope.type != RopeType::standard) text += fmt::format(", factor {:g}", rope.factor);
+  if (rope.original_context > 0) text += fmt::format(", original context {}", rope.original_context);
+  return text;
+}
+
+Json describe(const Checkpoint& checkpoint) {
+  const ModelConfig& c = checkpoint.config();
+  std::map<std::string, std::uint64_t> by_dtype, by_part;
+  std::uint64_t parameters = 0;
+  for (const ExpectedTensor& expected : expected_tensors(c)) {
+    const TensorEntry& entry = checkpoint.stored().find(expected.name)->second.entry;
+    const auto count = static_cast<std::uint64_t>(elements(entry));
+    const char* part = expected.name.find("embed_tokens") != std::string::npos ? "embeddings"
+                       : expected.name == "lm_head.weight"                     ? "head"
+                       : expected.name.find("norm") != std::string::npos       ? "norms"
+                       : expected.name.find("self_attn") != std::string::npos  ? "attention"
+                                                                               : "mlp";
+    by_part[part] += count;
+    by_dtype[entry.dtype] += count;
+    parameters += count;
+  }
+  Json root;
+  root["path"] = checkpoint.path().string();
+  root["architecture"] = architecture_name(c.architecture);
+  root["parameters"] = parameters;
+  root["parameters_by_part"] = by_part;
+  root["parameters_by_dtype"] = by_dtype;
+  root["bytes"] = checkpoint.bytes();
+  root["shards"] = checkpoint.shards();
+  root["tensors"] = checkpoint.stored().size();
+  root["layers"] = c.layers;
+  root["hidden_size"] = c.hidden_size;
+  root["intermediate_size"] = c.intermediate_size;
+  root["heads"] = c.heads;
+  root["kv_heads"] = c.kv_heads;
+  root["head_dim"] = c.head_dim;
+  root["vocab_size"] = c.vocab_size;
+  root["context"] = c.longest_context();
+  root["tied_embeddings"] = c.tied_embeddings;
+  root["rope"] = {{"type", rope_type_name(c.rope.type)}, {"theta", c.rope.theta}, {"factor", c.rope.factor}};
+  std::error_code status;
+  root["tokenizer"] = std::filesystem::exists(checkpoint.path() / "tokenizer.json", status);
+  return root;
+}
+
+void print_table(const Checkpoint& checkpoint) {
+  const ModelConfig& c = checkpoint.config();
+  const Json d = describe(checkpoint);
+  const auto row = [](std::string_view key, const std::string& value) { fmt::print("{:<13} {}\n", key, value); };
+  const auto counts = [](const Json& parts) {
+    std::string text;
+    for (const auto& [name, count] : parts.items()) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", name, grouped(count.get<std::uint64_t>()));
+    }
+    return text;
+  };
+  row("path", d["path"]);
+  row("architecture", d["architecture"]);
+  row("parameters", grouped(d["parameters"].get<std::uint64_t>()));
+  row("  by part", counts(d["parameters_by_part"]));
+  row("  by dtype", counts(d["parameters_by_dtype"]));
+  row("size", fmt::format("{:.3f} GB in {} file{}", d["bytes"].get<double>() / 1e9, checkpoint.shards(),
+                          checkpoint.shards() == 1 ? "" : "s"));
+  row("layers", fmt::format("{} of width {}, feed-forward {}", c.layers, c.hidden_size, c.intermediate_size));
+  row("heads", fmt::format("{} of width {}, {} for keys and values", c.heads, c.head_dim, c.kv_heads));
+  row("vocabulary", fmt::format("{}{}", grouped(static_cast<std::uint64_t>(c.vocab_size)),
+                                c.tied_embeddings ? ", embeddings tied to the head" : ""));
+  row("context", grouped(static_cast<std::uint64_t>(c.longest_context())));
+  row("rotary", rope_text(c));
+  row("tokenizer", d["tokenizer"].get<bool>() ? "tokenizer.json" : "none (no tokenizer.json in the folder)");
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  struct Options {
+    std::string model;
+    bool json = false;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* verb =
+      app.add_subcommand("inspect", "What a checkpoint holds: architecture, parameters, dtypes, sizes, context");
+  verb->add_option("model", options->model, "Folder of a Hugging Face checkpoint")->required();
+  verb->add_flag("--json", options->json, "For programs");
+  verb->footer("example: tapetune inspect /models/Llama-2-7b-hf");
+  verb->callback([options] {
+    const Checkpoint checkpoint = Checkpoint::open(options->model);
+    if (options->json) {
+      fmt::print("{}\n", describe(checkpoint).dump(2));
+    } else {
+      print_table(checkpoint);
+    }
+  });
+}
+
+}  // namespace tapetune::cli

@@ -1,0 +1,59 @@
+#include "cli/options.h"
+
+#include <ATen/Parallel.h>
+#include <CLI/CLI.hpp>
+
+#include <charconv>
+
+#include "checkpoint/dtype.h"
+#include "core/error.h"
+#include "core/log.h"
+
+namespace tapetune::cli {
+
+void ModelOptions::add_to(CLI::App& verb) {
+  verb.add_option("model", folder, "Folder of a Hugging Face checkpoint")->required();
+  verb.add_option("--dtype", dtype, "Arithmetic: auto, f32, bf16 or f64 (weights stay as stored)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "f64"}));
+  verb.add_option("--threads", threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
+}
+
+Checkpoint ModelOptions::open() const {
+  if (threads > 0) at::set_num_threads(threads);
+  Checkpoint checkpoint = Checkpoint::open(folder);
+  if (checkpoint.config().sliding_window) {
+    warn(
+        "the config's sliding window of {} tokens is not applied: attention is full, so results past it differ from "
+        "transformers",
+        *checkpoint.config().sliding_window);
+  }
+  return checkpoint;
+}
+
+Llama ModelOptions::load(const Checkpoint& checkpoint) const {
+  return Llama::open(checkpoint, dtype == "auto" ? default_dtype(checkpoint) : dtype_from_word(dtype).value());
+}
+
+std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where) {
+  std::vector<std::int64_t> tokens;
+  const auto separator = [](char c) { return c == ',' || c == ' ' || c == '\n' || c == '\t' || c == '\r'; };
+  const char* at = text.data();
+  const char* const end = text.data() + text.size();
+  while (true) {
+    while (at != end && separator(*at)) ++at;
+    if (at == end) break;
+    std::int64_t value = 0;
+    const auto [rest, error] = std::from_chars(at, end, value);
+    if (error != std::errc() || (rest != end && !separator(*rest))) {
+      const char* stop = std::find_if(at, end, separator);
+      fail("tokens", "{}: \"{}\" is not a token id; give whole numbers, for example 1,2,3.", where,
+           std::string_view(at, stop));
+    }
+    tokens.push_back(value);
+    at = rest;
+  }
+  if (tokens.empty()) fail("tokens", "{}: there is no token; give ids, for example 1,2,3.", where);
+  return tokens;
+}
+
+}  // namespace tapetune::cli

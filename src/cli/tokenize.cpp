@@ -1,0 +1,76 @@
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+
+#include "cli/verbs.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/json.h"
+#include "core/signals.h"
+#include "hf/tokenizer.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+struct Options {
+  std::string model, file;
+  bool decode = false, no_special = false;
+};
+
+void encode_lines(const Tokenizer& tokenizer, std::istream& in, bool special) {
+  constexpr std::size_t block = 4096;  // lines that are encoded in parallel
+  std::vector<std::string> lines;
+  const auto flush = [&] {
+    const std::vector<std::string_view> views(lines.begin(), lines.end());
+    for (const TokenIds& ids : tokenizer.encode_batch(views, special)) fmt::print("[{}]\n", fmt::join(ids, ","));
+    lines.clear();
+    check_interrupted();
+  };
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(std::move(line));
+    if (lines.size() == block) flush();
+  }
+  flush();
+}
+
+void decode_lines(const Tokenizer& tokenizer, std::istream& in, bool skip_special, std::string_view where) {
+  for (std::string line; std::getline(in, line);) {
+    const Json ids = parse_json(line, "tokenizer", where);
+    TokenIds tokens;
+    for (const Json& id : ids) {
+      if (!id.is_number_integer()) fail("tokenizer", "{}: {} is not a token id.", where, id.dump());
+      tokens.push_back(id.get<std::int64_t>());
+    }
+    fmt::print("{}\n",
+               Json(tokenizer.decode(tokens, skip_special)).dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("tokenize", "Lines of text to token ids, or back");
+  verb->add_option("model", options->model, "Folder with tokenizer.json")->required();
+  verb->add_option("--file", options->file, "Text to read (default: standard input)");
+  verb->add_flag("--no-special", options->no_special, "Without the BOS and EOS that the checkpoint asks for");
+  verb->add_flag("--decode", options->decode, "Lines of ids, as this verb prints them, back to text (as JSON strings)");
+  verb->footer("example: echo 'Hello there' | tapetune tokenize /models/Llama-2-7b-hf");
+  verb->callback([options] {
+    const Tokenizer tokenizer = Tokenizer::open(options->model);
+    std::ifstream file;
+    if (!options->file.empty()) {
+      file.open(options->file, std::ios::binary);
+      if (!file) fail("tokenizer", "{}: cannot be opened; check the path.", options->file);
+    }
+    std::istream& in = options->file.empty() ? std::cin : file;
+    if (options->decode) {
+      decode_lines(tokenizer, in, !options->no_special, options->file.empty() ? "standard input" : options->file);
+    } else {
+      encode_lines(tokenizer, in, !options->no_special);
+    }
+  });
+}
+
+}  // namespace tapetune::cli

@@ -1,0 +1,16 @@
+// One function a verb: each adds its subcommand, options and example; the work is in the libraries.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace tapetune::cli {
+
+void add_convert(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_logits(CLI::App& app);
+void add_tokenize(CLI::App& app);
+
+}  // namespace tapetune::cli

@@ -1,0 +1,185 @@
+#include "core/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+
+#include "core/error.h"
+
+namespace tapetune {
+namespace fs = std::filesystem;
+
+namespace {
+
+[[noreturn]] void fail_errno(const fs::path& path, std::string_view doing, int error) {
+  const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
+                       : error == EACCES || error == EPERM || error == EROFS
+                           ? "check the permissions or choose another folder"
+                           : "check the path";
+  fail("file", "{}: {} failed: {}; {}.", path.string(), doing, errno_text(error), remedy);
+}
+
+void sync_path(const fs::path& path, int flags) {
+  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC);
+  if (descriptor < 0) fail_errno(path, "opening", errno);
+  const int status = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  if (status != 0) fail_errno(path, "writing to disk", error);
+}
+
+fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+// "dir/" and "dir" are the same target.
+fs::path without_trailing_slash(fs::path path) { return path.has_filename() ? path : path.parent_path(); }
+
+}  // namespace
+
+std::string read_text(const fs::path& path) {
+  std::error_code status;
+  if (fs::is_directory(path, status)) fail("file", "{}: is a folder, but a file is expected.", path.string());
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail_errno(path, "opening", errno);
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  if (in.bad()) fail("file", "{}: reading failed.", path.string());
+  return text;
+}
+
+MappedFile::MappedFile(fs::path path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
+
+std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail_errno(path, "opening", errno);
+  struct stat info{};
+  void* address = nullptr;
+  if (::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
+    address = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
+  }
+  const int error = errno;
+  ::close(descriptor);
+  if (!S_ISREG(info.st_mode)) fail("file", "{}: is not a regular file.", path.string());
+  if (info.st_size == 0) fail("file", "{}: is empty; download or copy it again.", path.string());
+  if (address == MAP_FAILED) fail_errno(path, "mapping", error);
+  const auto* first = static_cast<const std::byte*>(address);
+  return std::shared_ptr<const MappedFile>(new MappedFile(path, {first, static_cast<std::size_t>(info.st_size)}));
+}
+
+MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
+
+OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) fail_errno(path_, "creating", errno);
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_errno(path_, "writing", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+void OutputFile::finish() {
+  const int descriptor = std::exchange(descriptor_, -1);
+  const int synced = ::fsync(descriptor);
+  const int sync_error = errno;
+  const int closed = ::close(descriptor);
+  if (synced != 0) fail_errno(path_, "writing to disk", sync_error);
+  if (closed != 0) fail_errno(path_, "closing", errno);
+}
+
+StagedFolder::StagedFolder(fs::path target, bool replace) : target_(without_trailing_slash(std::move(target))) {
+  std::error_code status;
+  if (target_.empty()) fail("output", "the name of the output folder is empty.");
+  if (fs::exists(target_, status) && !replace) {
+    fail("output", "{}: already exists; choose another folder or give --force to replace it.", target_.string());
+  }
+  if (fs::exists(target_, status) && !fs::is_directory(target_, status)) {
+    fail("output", "{}: exists and is not a folder; choose another name.", target_.string());
+  }
+  const fs::path parent = parent_of(target_);
+  fs::create_directories(parent, status);
+  if (status) fail("output", "{}: cannot be made: {}; choose another folder.", parent.string(), status.message());
+  const std::string prefix = "." + target_.filename().string() + ".partial-";
+  for (const auto& entry : fs::directory_iterator(parent, status)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(prefix, 0) != 0) continue;
+    const pid_t owner = static_cast<pid_t>(std::atoi(name.c_str() + prefix.size()));
+    // A live process may still be writing there; a dead one cannot come back for it.
+    if (owner > 0 && ::access(fmt::format("/proc/{}", owner).c_str(), F_OK) != 0) fs::remove_all(entry.path(), status);
+  }
+  staging_ = parent / (prefix + std::to_string(::getpid()));
+  fs::create_directory(staging_, status);
+  if (status) fail("output", "{}: cannot be made: {}; choose another folder.", staging_.string(), status.message());
+}
+
+StagedFolder::~StagedFolder() {
+  std::error_code ignored;
+  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+}
+
+void StagedFolder::commit() {
+  sync_path(staging_, O_RDONLY | O_DIRECTORY);
+  // Exchanging the two names in one step means that a kill at any moment leaves the old or the new folder, never none.
+  const bool exchanged = ::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0;
+  std::error_code status;
+  if (!exchanged) {
+    fs::remove_all(target_, status);
+    fs::rename(staging_, target_, status);
+    if (status) fail("output", "{}: cannot be put in place: {}.", target_.string(), status.message());
+    staging_.clear();
+  }
+  sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
+}
+
+void require_writable(const fs::path& target, bool replace) {
+  std::error_code status;
+  if (fs::is_directory(target, status))
+    fail("output", "{}: is a folder, but a file is to be written.", target.string());
+  if (fs::exists(target, status) && !replace) {
+    fail("output", "{}: already exists; choose another name or give --force to replace it.", target.string());
+  }
+  const fs::path parent = parent_of(target);
+  if (!fs::is_directory(parent, status)) fail("output", "{}: no such folder; make it first.", parent.string());
+}
+
+WholeFile::WholeFile(fs::path target, bool replace) : target_(std::move(target)) {
+  require_writable(target_, replace);
+  partial_ = parent_of(target_) / ("." + target_.filename().string() + ".partial-" + std::to_string(::getpid()));
+  out_ = std::make_unique<OutputFile>(partial_);
+}
+
+WholeFile::~WholeFile() {
+  std::error_code ignored;
+  if (!partial_.empty()) fs::remove(partial_, ignored);
+}
+
+void WholeFile::commit() {
+  out_->finish();
+  std::error_code status;
+  fs::rename(partial_, target_, status);
+  if (status) fail("output", "{}: cannot be put in place: {}.", target_.string(), status.message());
+  partial_.clear();
+  sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
+}
+
+void require_space(const fs::path& path, std::uint64_t bytes) {
+  std::error_code status;
+  const fs::space_info space = fs::space(parent_of(path), status);
+  if (!status && space.available < bytes) {
+    fail("output",
+         "{}: {:.2f} GB are to be written, but the disk has {:.2f} GB left; free some space or choose another disk.",
+         path.string(), static_cast<double>(bytes) / 1e9, static_cast<double>(space.available) / 1e9);
+  }
+}
+
+}  // namespace tapetune

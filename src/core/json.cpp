@@ -1,0 +1,28 @@
+#include "core/json.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace tapetune {
+
+Json parse_json(std::string_view text, std::string_view component, std::string_view where) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    const std::size_t at = std::min(error.byte, text.size());
+    const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');
+    // Python writes these words for numbers that are none; JSON has no such thing and neither have we.
+    for (const std::string_view word : {"NaN", "Infinity"}) {
+      const std::size_t found = text.find(word, at < 12 ? 0 : at - 12);
+      if (found != std::string_view::npos && found <= at) {
+        fail(component, "{}: line {} has {}, which is not a number; give a finite value.", where, line, word);
+      }
+    }
+    fail(component, "{}: is not JSON (line {}); restore the file from where it came.", where, line);
+  } catch (const Json::exception& error) {  // a number out of range
+    fail(component, "{}: is not readable JSON: {}.", where, error.what());
+  }
+}
+
+}  // namespace tapetune

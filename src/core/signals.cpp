@@ -1,0 +1,32 @@
+#include "core/signals.h"
+
+#include <csignal>
+
+#include "core/error.h"
+
+namespace tapetune {
+
+namespace {
+
+volatile std::sig_atomic_t signal_seen = 0;
+
+extern "C" void on_signal(int number) {
+  signal_seen = number;
+  std::signal(number, SIG_DFL);  // a second Ctrl-C ends at once
+}
+
+}  // namespace
+
+void catch_signals() {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of write(), like a full disk
+}
+
+bool interrupted() { return signal_seen != 0; }
+
+void check_interrupted() {
+  if (interrupted()) throw Interrupted("interrupted; nothing half-written is left behind");
+}
+
+}  // namespace tapetune

@@ -1,0 +1,116 @@
+use std::borrow::Cow;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+
+use tokenizers::step_decode_stream;
+
+use crate::ffi::EncodedBatch;
+
+type Result<T> = std::result::Result<T, String>;
+
+pub struct Tokenizer(Arc<tokenizers::Tokenizer>);
+
+/// A broken tokenizer.json can make the crate panic far inside; C++ must see an error, not an abort.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the tokenizers crate panicked".to_owned()),
+    }
+}
+
+pub fn open_tokenizer(json: &[u8]) -> Result<Box<Tokenizer>> {
+    std::panic::set_hook(Box::new(|_| {})); // the error says it; a backtrace on stderr would be noise
+    guarded(|| {
+        let mut inner = tokenizers::Tokenizer::from_bytes(json)?;
+        inner.with_padding(None);
+        inner.with_truncation(None)?;
+        Ok(Box::new(Tokenizer(Arc::new(inner))))
+    })
+}
+
+impl Tokenizer {
+    /// Invalid UTF-8 becomes U+FFFD, one for each maximal invalid part, as Python's errors="replace" does.
+    pub fn encode(&self, text: &[u8], special: bool) -> Result<Vec<u32>> {
+        let text = String::from_utf8_lossy(text);
+        guarded(|| Ok(self.0.encode_fast(text.as_ref(), special)?.get_ids().to_vec()))
+    }
+
+    /// Text i is text[ends[i - 1] .. ends[i]]; the texts are spread over all cores.
+    pub fn encode_batch(&self, text: &[u8], ends: &[u64], special: bool) -> Result<EncodedBatch> {
+        let mut parts: Vec<Cow<str>> = Vec::with_capacity(ends.len());
+        let mut begin = 0;
+        for &end in ends {
+            let part = text.get(begin..end as usize).ok_or("the ends of a batch do not rise")?;
+            parts.push(String::from_utf8_lossy(part));
+            begin = end as usize;
+        }
+        let encodings = guarded(|| self.0.encode_batch_fast(parts, special))?;
+        let mut batch = EncodedBatch { ids: Vec::new(), ends: Vec::with_capacity(ends.len()) };
+        for encoding in encodings {
+            batch.ids.extend_from_slice(encoding.get_ids());
+            batch.ends.push(batch.ids.len() as u64);
+        }
+        Ok(batch)
+    }
+
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        guarded(|| self.0.decode(ids, skip_special))
+    }
+
+    /// -1 where the vocabulary has no such token.
+    pub fn token_id(&self, token: &str) -> i64 {
+        self.0.token_to_id(token).map_or(-1, i64::from)
+    }
+
+    pub fn token(&self, id: u32) -> String {
+        self.0.id_to_token(id).unwrap_or_default()
+    }
+
+    /// One more than the largest id, added tokens included.
+    pub fn size(&self) -> u64 {
+        self.0.get_vocab(true).values().max().map_or(0, |&id| u64::from(id) + 1)
+    }
+
+    pub fn stream(&self, skip_special: bool) -> Box<TokenStream> {
+        Box::new(TokenStream {
+            tokenizer: self.0.clone(),
+            skip_special,
+            ids: Vec::new(),
+            prefix: String::new(),
+            prefix_index: 0,
+        })
+    }
+}
+
+/// Decodes token by token and holds back text until it is whole UTF-8.
+pub struct TokenStream {
+    tokenizer: Arc<tokenizers::Tokenizer>,
+    skip_special: bool,
+    ids: Vec<u32>,
+    prefix: String,
+    prefix_index: usize,
+}
+
+impl TokenStream {
+    pub fn push(&mut self, ids: &[u32]) -> Result<String> {
+        guarded(|| {
+            let text = step_decode_stream(
+                &self.tokenizer,
+                ids.to_vec(),
+                self.skip_special,
+                &mut self.ids,
+                &mut self.prefix,
+                &mut self.prefix_index,
+            )?;
+            Ok(text.unwrap_or_default())
+        })
+    }
+
+    /// What was held back: the text ends within a character, so it ends with U+FFFD.
+    pub fn finish(&mut self) -> Result<String> {
+        let text = guarded(|| self.tokenizer.decode(&self.ids, self.skip_special))?;
+        self.ids.clear();
+        Ok(text.strip_prefix(self.prefix.as_str()).unwrap_or_default().to_owned())
+    }
+}

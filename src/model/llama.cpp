@@ -1,0 +1,98 @@
+#include "model/llama.h"
+
+#include "core/error.h"
+#include "kernels/pointwise.h"
+
+namespace tapetune {
+
+namespace {
+
+void check_tokens(const at::Tensor& tokens, std::int64_t vocab) {
+  if (tokens.dim() != 2 || tokens.numel() == 0) fail("model", "tokens must be [batch, length] and not empty.");
+  const at::Tensor outside = at::logical_or(tokens < 0, tokens >= vocab);
+  if (outside.any().item<bool>()) {
+    fail("model", "token id {} is out of range: the vocabulary has {} tokens (0 to {}).",
+         tokens.masked_select(outside)[0].item<std::int64_t>(), vocab, vocab - 1);
+  }
+}
+
+at::Tensor implied_positions(const ForwardInput& in) {
+  const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
+  const at::Tensor count = at::arange(length, in.tokens.options());
+  if (in.spans.empty() && in.caches.empty()) return count.unsqueeze(0);
+  std::vector<std::int64_t> starts;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto row = static_cast<std::size_t>(b);
+    starts.push_back((in.caches.empty() ? 0 : in.caches[row]->length()) - (in.spans.empty() ? 0 : in.spans[row].begin));
+  }
+  const at::Tensor start = at::tensor(starts, at::kLong).to(in.tokens.device()).unsqueeze(1);
+  return (count.unsqueeze(0) + start).clamp_min(0);  // [B, N]
+}
+
+}  // namespace
+
+Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std::shared_ptr<const Seams> seams)
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      dtype_(dtype),
+      seams_(seams ? std::move(seams) : std::make_shared<const Seams>()) {}
+
+Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype) {
+  return {checkpoint.config(), map_weights(checkpoint), dtype};
+}
+
+SequenceCache Llama::make_cache(std::int64_t capacity) const {
+  return {config_, capacity, weights_.embedding.options().dtype(dtype_)};
+}
+
+ForwardOutput Llama::forward(const ForwardInput& in) const {
+  check_tokens(in.tokens, config_.vocab_size);
+  const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
+  const at::Tensor positions = in.positions.defined() ? in.positions : implied_positions(in);
+  const std::int64_t planned = in.planned_length > 0 ? in.planned_length : positions.max().item<std::int64_t>() + 1;
+
+  ForwardOutput out;
+  at::Tensor x = at::embedding(weights_.embedding, in.tokens).to(dtype_);  // [B, N, hidden]
+  PositionState position = rotary_state(seams_->rotary(config_, planned), positions);
+  for (std::int64_t i = 0; i < config_.layers; ++i) {
+    const LayerWeights& w = weights_.layers[static_cast<std::size_t>(i)];
+    if (in.all_hidden) out.hidden.push_back(x);
+
+    const at::Tensor normed = kernels::rms_norm(x, w.input_norm, config_.rms_norm_eps);
+    const auto heads = [&](Projection which, const Linear& frozen) {
+      return seams_->linear(i, which, frozen, normed).view({batch, length, -1, config_.head_dim});  // [B, N, H|K, D]
+    };
+    AttentionInput attention;
+    attention.layer = i;
+    attention.q = kernels::rotate(heads(Projection::q, w.q), position.cos, position.sin).transpose(1, 2);
+    attention.k = kernels::rotate(heads(Projection::k, w.k), position.cos, position.sin).transpose(1, 2);
+    attention.v = heads(Projection::v, w.v).transpose(1, 2);
+    attention.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim));
+    attention.spans = in.spans;
+    attention.caches = in.caches;
+    const Seams::Attended attended = seams_->attention(attention, position);
+    const at::Tensor merged = attended.values.transpose(1, 2).reshape({batch, length, -1});  // [B, N, H D]
+    x = x + seams_->linear(i, Projection::o, w.o, merged);
+    position = seams_->after_attention(i, std::move(position), attended.attended);
+
+    const at::Tensor middle = kernels::rms_norm(x, w.post_attention_norm, config_.rms_norm_eps);
+    const at::Tensor gated = kernels::silu_mul(seams_->linear(i, Projection::gate, w.gate, middle),
+                                               seams_->linear(i, Projection::up, w.up, middle));  // [B, N, I]
+    const at::Tensor y = seams_->linear(i, Projection::down, w.down, gated);
+    position = seams_->after_mlp(i, std::move(position), y);
+    x = x + y;
+  }
+  for (SequenceCache* cache : in.caches) cache->advance(length);
+  out.last = kernels::rms_norm(x, weights_.norm, config_.rms_norm_eps);
+  if (in.all_hidden) out.hidden.push_back(out.last);
+  return out;
+}
+
+at::Tensor Llama::logits(const at::Tensor& hidden) const { return apply(weights_.head, hidden); }
+
+at::ScalarType default_dtype(const Checkpoint& checkpoint) {
+  const at::ScalarType stored = checkpoint.dtype();
+  return stored == at::kDouble || (stored == at::kBFloat16 && cpu_has_fast_bf16()) ? stored : at::kFloat;
+}
+
+}  // namespace tapetune

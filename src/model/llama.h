@@ -1,0 +1,53 @@
+// Llama: embedding, decoder layers, final norm, head. Knows no method; `Seams` is where one acts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "model/seams.h"
+#include "model/weights.h"
+
+namespace tapetune {
+
+struct ForwardInput {
+  at::Tensor tokens;           // [B, N] int64
+  at::Tensor positions;        // [B|1, N] int64; undefined: counted from each row's first token, behind its cache
+  std::vector<RowSpan> spans;  // the tokens of each row where rows are padded; empty: all of them
+  std::vector<SequenceCache*> caches;  // one a row; empty: none
+  std::int64_t planned_length = 0;     // for rotary variants that depend on it; 0: the largest position + 1
+  bool all_hidden = false;
+};
+
+struct ForwardOutput {
+  at::Tensor last;                 // [B, N, hidden], after the final norm
+  std::vector<at::Tensor> hidden;  // on request: the input of every layer, then `last`
+};
+
+class Llama {
+ public:
+  // dtype: of the activations; the weights stay as they are stored.
+  Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std::shared_ptr<const Seams> seams = nullptr);
+  static Llama open(const Checkpoint& checkpoint, at::ScalarType dtype);
+
+  ForwardOutput forward(const ForwardInput& in) const;
+  at::Tensor logits(const at::Tensor& hidden) const;  // [..., hidden] -> [..., vocab]
+
+  const ModelConfig& config() const { return config_; }
+  const LlamaWeights& weights() const { return weights_; }
+  at::ScalarType dtype() const { return dtype_; }
+  SequenceCache make_cache(std::int64_t capacity) const;
+
+ private:
+  ModelConfig config_;
+  LlamaWeights weights_;
+  at::ScalarType dtype_;
+  std::shared_ptr<const Seams> seams_;
+};
+
+// The dtype to compute in by default: the checkpoint's, or f32 where the CPU is slow at it.
+at::ScalarType default_dtype(const Checkpoint& checkpoint);
+
+}  // namespace tapetune

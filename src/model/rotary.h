@@ -1,0 +1,32 @@
+// From positions to angles: the frequencies of every rotary variant, and the position state that they start.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "checkpoint/config.h"
+
+namespace tapetune {
+
+struct Frequencies {
+  at::Tensor inverse;             // [D/2] f32
+  double attention_factor = 1.0;  // on cos and sin
+};
+
+// The frequencies for a sequence of this length; only dynamic and longrope look at it. As transformers computes them.
+Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, std::int64_t context,
+                               std::int64_t length);
+
+// A length with the same frequencies as `length`, one for all lengths that share them.
+std::int64_t equivalent_length(const RopeConfig& rope, std::int64_t context, std::int64_t length);
+
+// What a token knows of its position, per channel: a pair (cos, sin) for each frequency. Plain Llama has one channel
+// for all heads and never changes it; a method may keep more channels and update them from layer to layer.
+struct PositionState {
+  at::Tensor cos, sin;  // [B|1, C, N, D/2] f32
+};
+
+PositionState rotary_state(const Frequencies& frequencies, const at::Tensor& positions);  // [B|1, N] -> C = 1
+
+}  // namespace tapetune

@@ -1,0 +1,97 @@
+"""Runs the tapetune binary beside its Python peers. Without the binary all fail; without the shared data some skip."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing here may reach for a model hub
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import models
+import peer
+
+torch.set_num_threads(1)  # one core for each worker of pytest-xdist
+torch.set_grad_enabled(False)
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+class Tapetune:
+    """The binary, and the two verbs that most tests call."""
+
+    def __init__(self, path: Path, scratch: Path):
+        self.path, self.scratch, self.calls = path, scratch, 0
+
+    def __call__(self, *args, stdin: bytes = b"") -> bytes:
+        """Runs it and returns its stdout; any exit code but 0 fails the test with what it said."""
+        command = [str(self.path), *map(str, args)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=300, env=environment)
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()[-2000:]
+            pytest.fail(f"exit {done.returncode} from: {' '.join(command)[:500]}\n{said}", pytrace=False)
+        return done.stdout
+
+    def logits(self, model, ids, *options) -> dict[str, torch.Tensor]:
+        """The tensors that `tapetune logits` writes."""
+        self.calls += 1
+        out = self.scratch / f"logits-{self.calls}.safetensors"
+        self("logits", model, "--tokens", ",".join(map(str, ids)), "--out", out, *options)
+        tensors = peer.tensors(out)
+        out.unlink()
+        return tensors
+
+    def generate(self, model, ids, new: int, *options) -> dict:
+        """The JSON object of `tapetune generate` for one prompt of ids."""
+        words = ["--tokens", ",".join(map(str, ids)), "--max-new-tokens", new, "--json", *options]
+        return json.loads(self("generate", model, *words))
+
+
+def pytest_collection_modifyitems(items):
+    """The few slow tests go first, so that no worker is left with one of them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: runs a real model of 135 million parameters")
+
+
+@pytest.fixture(scope="session")
+def tapetune(tmp_path_factory) -> Tapetune:
+    try:
+        return Tapetune(models.binary(), tmp_path_factory.mktemp("out"))
+    except models.Missing as missing:
+        pytest.fail(str(missing), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """shared("data", "books") is a path of the shared data; the test skips where it is absent."""
+
+    def find(*parts: str) -> Path:
+        try:
+            return models.shared(*parts)
+        except models.Missing as missing:
+            pytest.skip(str(missing))
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def stories260k(shared) -> Path:
+    return shared("data", "stories260K")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    try:
+        return models.smollm2()
+    except models.Missing as missing:
+        pytest.skip(str(missing))

@@ -1,0 +1,20 @@
+# TAPETUNE_TORCH: the folder with LibTorch's lib and include, from the command line, the environment or tools/setup.
+if(NOT DEFINED TAPETUNE_TORCH AND DEFINED ENV{TAPETUNE_TORCH})
+  set(TAPETUNE_TORCH $ENV{TAPETUNE_TORCH})
+endif()
+if(NOT TAPETUNE_TORCH AND NOT TAPETUNE_FUZZ)
+  execute_process(COMMAND ${CMAKE_CURRENT_LIST_DIR}/../setup --where
+    OUTPUT_VARIABLE TAPETUNE_TORCH OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "LibTorch was not found: run tools/setup, or set TAPETUNE_TORCH to its folder.")
+  endif()
+endif()
+
+# What all checkouts share: downloads and compiled Rust crates.
+if(DEFINED ENV{TAPETUNE_CACHE})
+  set(TAPETUNE_CACHE $ENV{TAPETUNE_CACHE})
+elseif(DEFINED ENV{XDG_CACHE_HOME})
+  set(TAPETUNE_CACHE $ENV{XDG_CACHE_HOME}/tapetune)
+else()
+  set(TAPETUNE_CACHE $ENV{HOME}/.cache/tapetune)
+endif()

@@ -1,0 +1,29 @@
+# Compiler, linker and cache settings shared by all targets: link tapetune_options privately.
+add_library(tapetune_options INTERFACE)
+target_compile_options(tapetune_options INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-error=deprecated-declarations)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(tapetune_options INTERFACE -Wno-restrict) # gcc 12 sees overlaps in std::string that are none
+endif()
+if(TAPETUNE_SANITIZE)
+  target_compile_options(tapetune_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
+  target_link_options(tapetune_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  # A precompiled header confuses ccache's checks of time stamps and macros; paths relative to the source folder let
+  # another checkout use the same results.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime CCACHE_PCH_EXTSUM=1 ${CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    add_compile_options(-fpch-preprocess)
+  endif()
+endif()
+
+find_program(MOLD mold)
+if(MOLD AND NOT TAPETUNE_FUZZ)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL Clang OR CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12.1)
+    add_link_options(-fuse-ld=mold)
+  endif()
+endif()
