@@ -345,7 +345,12 @@ std::string write_config(const ModelConfig& config, std::string_view dtype) {
   }
   // transformers 4 reads only these two; transformers 5 turns them into its rope_parameters.
   root.erase("rope_parameters");
-  root.erase("original_max_position_embeddings");
+  // transformers 4 looks for longrope's original context at the top level; 5 takes it from there too.
+  if (config.rope.type == RopeType::longrope) {
+    root["original_max_position_embeddings"] = config.rope.original_context;
+  } else {
+    root.erase("original_max_position_embeddings");
+  }
   root["rope_theta"] = config.rope.theta;
   root["rope_scaling"] = config.rope.type == RopeType::standard ? Json() : rope_scaling_json(config.rope);
   root.erase("dtype");

@@ -104,22 +104,31 @@ void run(const Options& options) {
   std::vector<std::vector<std::int64_t>> tokens;
   for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
 
-  // One prompt streams; several come out one after the other when all are done.
+  // One prompt streams; several come out one after the other when all are done. The prompt is echoed with the first
+  // token, so that nothing is printed when it is refused.
   const bool streaming = !options.json && prompts.size() == 1 && tokenizer;
   std::optional<TokenStream> stream;
-  const auto started = [&](const Prompt& prompt) {
-    TokenStream fresh = tokenizer->stream();
-    const std::string echoed = fresh.push(prompt.tokens);
-    if (!options.no_echo) put(echoed);
-    return fresh;
+  const auto start_text = [&](const Prompt& prompt) {
+    stream.emplace(tokenizer->stream());
+    return stream->push(prompt.tokens);
   };
-  if (streaming) stream.emplace(started(prompts.front()));
+  const auto rest_of_text = [&](const TokenIds& tokens) {
+    std::string text = stream->push(tokens);
+    text += stream->finish();
+    return text;
+  };
+  const auto echo = [&](const Prompt& prompt) {
+    const std::string text = start_text(prompt);
+    if (!options.no_echo) put(text);
+  };
   const double load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   GenerateTimes times;
   const std::vector<Generated> results = generate(
       model, tokens, wanted,
       [&](std::size_t, std::int64_t token) {
-        if (streaming) put(stream->push(std::array{token}));
+        if (!streaming) return;
+        if (!stream) echo(prompts.front());
+        put(stream->push(std::array{token}));
       },
       &times);
 
@@ -130,17 +139,17 @@ void run(const Options& options) {
       line["prompt_tokens"] = prompts[i].tokens;
       line["tokens"] = results[i].tokens;
       if (tokenizer) {
-        TokenStream text = tokenizer->stream();
-        text.push(prompts[i].tokens);
-        line["text"] = text.push(results[i].tokens) + text.finish();
+        start_text(prompts[i]);
+        line["text"] = rest_of_text(results[i].tokens);
       }
       line["stopped"] = stop_name(results[i].stop);
       put(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     } else if (streaming) {
+      if (!stream) echo(prompts.front());
       put(stream->finish() + "\n");
     } else if (tokenizer) {
-      TokenStream text = started(prompts[i]);
-      put(text.push(results[i].tokens) + text.finish() + "\n");
+      echo(prompts[i]);
+      put(rest_of_text(results[i].tokens) + "\n");
     } else {
       put(fmt::format("{}\n", fmt::join(results[i].tokens, ",")));
     }

@@ -60,7 +60,11 @@ def config(folder) -> dict:
     settings = config.to_dict()
     for key in NOT_OF_THE_MODEL:
         settings.pop(key, None)
-    settings["rope_parameters"].pop("type", None)  # the legacy name of rope_type, which is there too
+    rope = settings["rope_parameters"]
+    rope.pop("type", None)  # the legacy name of rope_type, which is there too
+    settings.pop("original_max_position_embeddings", None)  # moved into the rotary settings
+    if rope["rope_type"] == "longrope":  # without a factor, the two contexts give it
+        rope.setdefault("factor", config.max_position_embeddings / rope["original_max_position_embeddings"])
     return settings
 
 

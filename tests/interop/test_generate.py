@@ -108,13 +108,16 @@ def test_batch_equals_one_by_one(end, options, stories260k, tapetune, tmp_path):
     alone = [json.loads(tapetune("generate", folder, "--prompt", text, *words)) for text in PROMPTS]
     assert end == "</s>" or len({len(one["tokens"]) for one in alone}) > 1, "all ended together: the test shows little"
 
-    (tmp_path / "prompts.txt").write_text("".join(text + "\n" for text in PROMPTS), encoding="utf8")
     repeated = [word for text in PROMPTS for word in ("--prompt", text)]
-    for how in (["--prompt-file", tmp_path / "prompts.txt"], repeated):
-        batch = [json.loads(line) for line in tapetune("generate", folder, *how, *words).splitlines()]
-        assert [one["prompt"] for one in batch] == list(PROMPTS)
-        for one, other in zip(alone, batch):
-            assert one == other, f"alone and in a batch ({how[0]}) differ for {one['prompt']!r}"
+    batch = [json.loads(line) for line in tapetune("generate", folder, *repeated, *words).splitlines()]
+    assert [one["prompt"] for one in batch] == list(PROMPTS)
+    for one, other in zip(alone, batch):
+        assert one == other, f"alone and in a batch differ for {one['prompt']!r}"
+
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS), encoding="utf8")  # an empty line is no prompt there
+    batch = [json.loads(line) for line in tapetune("generate", folder, "--prompt-file", path, *words).splitlines()]
+    assert batch == [one for one in alone if one["prompt"]], "--prompt and --prompt-file differ"
 
 
 def test_text_streams_as_it_decodes(stories260k, tapetune):

@@ -118,15 +118,17 @@ def test_input_from_a_file(folder, reference, tapetune, tmp_path):
 @pytest.mark.parametrize("bos", [True, False, None], ids=["bos", "no-bos", "bos-unsaid"])
 @pytest.mark.parametrize("eos", [True, False, None], ids=["eos", "no-eos", "eos-unsaid"])
 def test_special_tokens_as_tokenizer_config_says(bos, eos, folder, reference, tapetune, tmp_path):
-    """add_bos_token and add_eos_token decide where they stand; where neither does, tokenizer.json's template does."""
+    """add_bos_token and add_eos_token decide, each where it is said; elsewhere tokenizer.json's template does."""
     said = {"add_bos_token": bos, "add_eos_token": eos}
     said = {key: value for key, value in said.items() if value is not None}
+    template = reference.encode("a").ids[0] != reference.encode("a", add_special_tokens=False).ids[0]  # BOS, if any
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config = {key: value for key, value in config.items() if not key.startswith("add_")} | said
     shutil.copy(folder / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    # transformers 4 reads the two keys from the file, 5 only as arguments.
-    peer = AutoTokenizer.from_pretrained(tmp_path, **said)
+    # transformers 4 reads the two keys from the file, 5 only as arguments, of which one calls for the other.
+    words = {"add_bos_token": template, "add_eos_token": False} | said if said else {}
+    peer = AutoTokenizer.from_pretrained(tmp_path, **words)
     texts = ["Hello world", "", "a <s> b"]
     for text, ours in zip(texts, encode(tapetune, tmp_path, [text.encode() for text in texts])):
         # The ids between are those of tokenizer.json; AutoTokenizer builds some classes anew and differs in spaces.

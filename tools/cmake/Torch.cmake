@@ -15,8 +15,6 @@ endif()
 message(STATUS "LibTorch ${torch_version}: ${TAPETUNE_TORCH}")
 
 add_library(tapetune_torch INTERFACE)
-add_library(tapetune::torch ALIAS tapetune_torch)
-set_target_properties(tapetune_torch PROPERTIES EXPORT_NAME torch)
 # After the system's folders, because LibTorch carries headers of other libraries (fmt) in other versions.
 target_compile_options(tapetune_torch INTERFACE
   "SHELL:-idirafter \"${TAPETUNE_TORCH}/include\"" "SHELL:-idirafter \"${TAPETUNE_TORCH}/include/torch/csrc/api/include\"")

@@ -2,8 +2,6 @@ use std::borrow::Cow;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-use tokenizers::step_decode_stream;
-
 use crate::ffi::EncodedBatch;
 
 type Result<T> = std::result::Result<T, String>;
@@ -77,40 +75,56 @@ impl Tokenizer {
             tokenizer: self.0.clone(),
             skip_special,
             ids: Vec::new(),
-            prefix: String::new(),
-            prefix_index: 0,
+            given: 0,
+            given_text: String::new(),
         })
     }
 }
+
+/// A character is at most four bytes, and a token at least one of them: text that still ends in U+FFFD after this many
+/// tokens does so because the bytes are wrong, not because more are to come.
+const HELD_TOKENS: usize = 8;
 
 /// Decodes token by token and holds back text until it is whole UTF-8.
 pub struct TokenStream {
     tokenizer: Arc<tokenizers::Tokenizer>,
     skip_special: bool,
     ids: Vec<u32>,
-    prefix: String,
-    prefix_index: usize,
+    /// The first tokens of `ids` and their text are given out already: decoders look at a token's neighbours (a leading
+    /// space, a joined accent), so that the new text is only what follows theirs.
+    given: usize,
+    given_text: String,
 }
 
 impl TokenStream {
     pub fn push(&mut self, ids: &[u32]) -> Result<String> {
-        guarded(|| {
-            let text = step_decode_stream(
-                &self.tokenizer,
-                ids.to_vec(),
-                self.skip_special,
-                &mut self.ids,
-                &mut self.prefix,
-                &mut self.prefix_index,
-            )?;
-            Ok(text.unwrap_or_default())
-        })
+        self.ids.extend_from_slice(ids);
+        let text = self.decoded(0)?;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && self.ids.len() - self.given <= HELD_TOKENS {
+            return Ok(String::new());
+        }
+        self.give_out(text)
     }
 
     /// What was held back: the text ends within a character, so it ends with U+FFFD.
     pub fn finish(&mut self) -> Result<String> {
-        let text = guarded(|| self.tokenizer.decode(&self.ids, self.skip_special))?;
-        self.ids.clear();
-        Ok(text.strip_prefix(self.prefix.as_str()).unwrap_or_default().to_owned())
+        let text = self.decoded(0)?;
+        self.give_out(text)
+    }
+
+    fn decoded(&self, from: usize) -> Result<String> {
+        guarded(|| self.tokenizer.decode(&self.ids[from..], self.skip_special))
+    }
+
+    fn give_out(&mut self, text: String) -> Result<String> {
+        let same = |(a, b): &(char, char)| a == b;
+        let common: usize = text.chars().zip(self.given_text.chars()).take_while(same).map(|(c, _)| c.len_utf8()).sum();
+        let fresh = text[common..].to_owned();
+        if self.ids.len() > self.given {
+            self.given_text = self.decoded(self.given)?;
+            self.ids.drain(..self.given);
+            self.given = self.ids.len();
+        }
+        Ok(fresh)
     }
 }

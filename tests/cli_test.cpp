@@ -1,0 +1,151 @@
+// The verbs as a user runs them.
+#include <fstream>
+
+#include "catch.h"
+#include "core/json.h"
+#include "support.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+
+namespace {
+
+std::vector<std::string> lines(const std::string& text) {
+  std::vector<std::string> list;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    list.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return list;
+}
+
+struct Model {
+  Model() {
+    tiny_checkpoint(folder / "m");
+    tiny_tokenizer(folder / "m");
+  }
+  std::string path() const { return (folder / "m").string(); }
+  TempFolder folder;
+};
+
+}  // namespace
+
+TEST_CASE("every verb has help with an example, and a wrong word is a usage error") {
+  for (const char* verb : {"inspect", "generate", "logits", "tokenize", "convert"}) {
+    const RunResult help = run({verb, "--help"});
+    CHECK(help.exit == 0);
+    CHECK_THAT(help.out, Contains(std::string("example: ")) && Contains(std::string("tapetune ") + verb));
+    CHECK(help.err.empty());
+    const RunResult wrong = run({verb, "--no-such-option"});
+    CHECK(wrong.exit == 2);
+    CHECK(wrong.out.empty());
+    CHECK_THAT(wrong.err, Contains("[usage]") && Contains("--help"));
+  }
+  CHECK(run({"--version"}).out.rfind("tapetune ", 0) == 0);
+  CHECK(run({}).exit == 2);
+  CHECK(run({"no-such-verb"}).exit == 2);
+}
+
+TEST_CASE("inspect tells what is in a checkpoint") {
+  const Model model;
+  const RunResult table = run({"inspect", model.path()});
+  CHECK(table.exit == 0);
+  CHECK_THAT(table.out, Contains("LlamaForCausalLM") && Contains("F32") && Contains("context       48"));
+  const Json json = Json::parse(run({"inspect", model.path(), "--json"}).out);
+  std::uint64_t expected = 0;
+  for (const auto& [name, tensor] : load_tensors(data("tiny-model.safetensors"))) expected += static_cast<std::uint64_t>(tensor.numel());
+  CHECK(json["parameters"] == expected);
+  CHECK(json["kv_heads"] == 2);
+  CHECK(json["tokenizer"] == true);
+}
+
+TEST_CASE("logits writes what transformers computes") {
+  const Model model;
+  auto golden = load_tensors(data("tiny-logits.safetensors"));
+  std::string ids;
+  for (std::int64_t i = 0; i < 40; ++i) ids += fmt::format("{} ", golden.at("tokens")[i].item<std::int64_t>());
+  write_file(model.folder / "ids", ids);
+  const std::string out = (model.folder / "logits.safetensors").string();
+  const RunResult result = run({"logits", model.path(), "--tokens-file", (model.folder / "ids").string(), "--out", out, "--hidden"});
+  CHECK(result.exit == 0);
+  CHECK(result.err.empty());
+  auto written = load_tensors(out);
+  CHECK(largest_difference(written.at("logits"), golden.at("default.40")) < 1e-4);
+  CHECK(largest_difference(written.at("hidden.1"), golden.at("hidden.1")) < 1e-4);
+  CHECK(written.size() == 4);
+}
+
+TEST_CASE("logits beyond the context are given with a warning") {
+  const Model model;
+  std::string ids = "1";
+  for (int i = 0; i < 60; ++i) ids += ",3";
+  const RunResult result = run({"logits", model.path(), "--tokens", ids, "--out", (model.folder / "o").string()});
+  CHECK(result.exit == 0);
+  CHECK_THAT(result.err, Contains("61 tokens are more than the model's context of 48"));
+}
+
+TEST_CASE("generate streams the text that --json reports, for one prompt and for several") {
+  const Model model;
+  const std::vector<std::string> common{"--max-new-tokens", "12", "--ignore-eos"};
+  const auto with = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"generate", model.path()});
+    words.insert(words.end(), common.begin(), common.end());
+    return run(words);
+  };
+  const Json alone = Json::parse(with({"--prompt", "ab c", "--json"}).out);
+  CHECK(alone["prompt_tokens"].size() == 5);
+  CHECK(alone["prompt_tokens"][0] == 1);
+  CHECK(alone["tokens"].size() == 12);
+  CHECK(alone["stopped"] == "length");
+  CHECK(with({"--prompt", "ab c"}).out == "ab c" + alone["text"].get<std::string>() + "\n");
+  CHECK(with({"--prompt", "ab c", "--no-echo"}).out == alone["text"].get<std::string>() + "\n");
+  CHECK(Json::parse(with({"--tokens", "1,8,9", "--json"}).out)["tokens"].size() == 12);
+
+  write_file(model.folder / "prompts", "ab c\nz\n\nhello there\n");
+  const std::vector<std::string> several = lines(with({"--prompt-file", (model.folder / "prompts").string(), "--json"}).out);
+  REQUIRE(several.size() == 3);
+  CHECK(Json::parse(several[0])["tokens"] == alone["tokens"]);
+  for (const std::string& line : several) {
+    const Json object = Json::parse(line);
+    CHECK(Json::parse(with({"--prompt", object["prompt"], "--json"}).out)["tokens"] == object["tokens"]);
+  }
+  const RunResult timed = with({"--prompt", "ab", "--timing"});
+  CHECK(Json::parse(timed.err)["decode_tokens"] == 11);
+}
+
+TEST_CASE("generate ends at the EOS that generation_config.json names") {
+  const Model model;
+  const auto tokens = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", model.path(), "--prompt", "ab", "--max-new-tokens", "20", "--json"});
+    return Json::parse(run(more).out);
+  };
+  const Json free = tokens({"--ignore-eos"});
+  write_file(model.folder / "m" / "generation_config.json", fmt::format(R"({{"eos_token_id": [{}]}})", free["tokens"][3].get<int>()));
+  const Json ended = tokens({});
+  CHECK(ended["stopped"] == "eos");
+  CHECK(ended["tokens"].size() <= 4);
+  CHECK(ended["tokens"].back() == free["tokens"][3]);
+}
+
+TEST_CASE("tokenize prints ids a line and turns them back") {
+  const Model model;
+  write_file(model.folder / "text", "ab\n\nz\n");
+  const RunResult ids = run({"tokenize", model.path(), "--file", (model.folder / "text").string()});
+  CHECK(lines(ids.out).size() == 3);
+  CHECK(lines(ids.out)[1] == "[1]");
+  write_file(model.folder / "ids", ids.out);
+  CHECK(run({"tokenize", model.path(), "--decode", "--file", (model.folder / "ids").string()}).out == "\"ab\"\n\"\"\n\"z\"\n");
+}
+
+TEST_CASE("convert writes a folder with the same logits, other shards and all files") {
+  const Model model;
+  const std::string out = (model.folder / "out").string();
+  CHECK(run({"convert", model.path(), "--out", out, "--shard-size", "30KB"}).exit == 0);
+  CHECK(std::filesystem::exists(model.folder / "out" / "model.safetensors.index.json"));
+  CHECK(std::filesystem::exists(model.folder / "out" / "tokenizer_config.json"));
+  for (const std::string& folder : {model.path(), out}) {
+    CHECK(run({"logits", folder, "--tokens", "1,2,3", "--out", folder + ".logits"}).exit == 0);
+  }
+  CHECK(read_file(model.path() + ".logits") == read_file(out + ".logits"));
+}

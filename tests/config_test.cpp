@@ -1,0 +1,96 @@
+#include "catch.h"
+#include "checkpoint/config.h"
+#include "core/json.h"
+#include "support.h"
+
+using namespace tapetune;
+
+namespace {
+
+ModelConfig parse(const std::string& json) { return parse_config(json, "config.json"); }
+
+std::string llama(const std::string& more) { return R"({"architectures": ["LlamaForCausalLM"])" + (more.empty() ? "" : ", " + more) + "}"; }
+
+}  // namespace
+
+TEST_CASE("what config.json leaves out is what transformers assumes") {
+  const ModelConfig llama2 = parse(llama(""));
+  CHECK(llama2.hidden_size == 4096);
+  CHECK(llama2.kv_heads == 32);
+  CHECK(llama2.head_dim == 128);
+  CHECK(llama2.context == 2048);
+  CHECK(llama2.eos == std::vector<std::int64_t>{2});
+  const ModelConfig mistral = parse(R"({"architectures": ["MistralForCausalLM"], "sliding_window": null})");
+  CHECK(mistral.kv_heads == 8);
+  CHECK(mistral.context == 131072);
+  CHECK_FALSE(mistral.sliding_window);
+  CHECK(parse(R"({"architectures": ["MistralForCausalLM"]})").sliding_window == 4096);
+  CHECK(parse(R"({"architectures": ["MistralForCausalLM"], "num_key_value_heads": null})").kv_heads == 32);
+  const ModelConfig qwen = parse(R"({"model_type": "qwen2", "eos_token_id": [5, 6]})");
+  CHECK(qwen.qkv_bias);
+  CHECK_FALSE(qwen.output_bias);
+  CHECK(qwen.eos == std::vector<std::int64_t>{5, 6});
+}
+
+TEST_CASE("rotary settings are read in the forms of transformers 4 and 5") {
+  const RopeConfig four = parse(llama(R"("rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2})")).rope;
+  const RopeConfig five = parse(llama(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0})")).rope;
+  for (const RopeConfig& rope : {four, five}) {
+    CHECK(rope.type == RopeType::linear);
+    CHECK(rope.theta == 5e5);
+    CHECK(rope.factor == 2);
+  }
+  const RopeConfig llama31 = parse(llama(R"("max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8,
+    "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})")).rope;
+  CHECK(llama31.original_context == 8192);
+  // Without it, the original context is the whole one; a top-level value wins, as for Phi-3.
+  CHECK(parse(llama(R"("rope_scaling": {"rope_type": "yarn", "factor": 2})")).rope.original_context == 2048);
+  CHECK(parse(llama(R"("original_max_position_embeddings": 512, "rope_scaling": {"rope_type": "yarn"})")).rope.factor == 4);
+}
+
+TEST_CASE("a bad setting is named with its rule and value") {
+  const auto message = [](const std::string& more) {
+    try {
+      parse(llama(more));
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  CHECK(message(R"("hidden_size": -4)") == "[config] config.json: hidden_size must be a positive whole number, but is -4.");
+  CHECK(message(R"("hidden_size": 1e30)") == "[config] config.json: hidden_size must be a positive whole number, but is 1e+30.");
+  CHECK(message(R"("hidden_size": "64")") == "[config] config.json: hidden_size must be a positive whole number, but is \"64\".");
+  CHECK_THAT(message(R"("num_attention_heads": 6, "hidden_size": 96, "num_key_value_heads": 4)"), Contains("must be a multiple of"));
+  CHECK_THAT(message(R"("head_dim": 7)"), Contains("head_dim must be even"));
+  CHECK_THAT(message(R"("hidden_act": "gelu")"), Contains("hidden_act must be silu"));
+  CHECK_THAT(message(R"("rope_theta": 0)"), Contains("rope_theta must be greater than 0"));
+  CHECK_THAT(message(R"("rope_scaling": {"type": "linear", "factor": NaN})"), Contains("NaN"));
+  CHECK_THAT(message(R"("rope_scaling": {"type": "linear"})"), Contains("rope_scaling.factor is missing"));
+  CHECK_THAT(message(R"("rope_scaling": {"type": "spiral"})"), Contains("spiral is not supported"));
+  CHECK_THAT(message(R"("rope_scaling": {"type": "longrope", "factor": 2, "short_factor": [1], "long_factor": [1]})"),
+             Contains("short_factor must hold 64 numbers (head_dim / 2), but has 1"));
+  CHECK_THAT(message(R"("partial_rotary_factor": 0.5)"), Contains("partial_rotary_factor must be 1"));
+}
+
+TEST_CASE("a config that is written and read again says the same, and keeps what is not ours") {
+  const Json configs = Json::parse(test::read_file(test::data("tiny-configs.json")));
+  for (const auto& [name, json] : configs.items()) {
+    Json with_more = json;
+    with_more["somebody_elses_key"] = {1, 2, 3};
+    const ModelConfig before = parse(with_more.dump());
+    const std::string written = write_config(before, "bfloat16");
+    const ModelConfig after = parse(written);
+    INFO(name);
+    CHECK(write_config(after, "bfloat16") == written);
+    CHECK(Json::parse(written)["somebody_elses_key"] == with_more["somebody_elses_key"]);
+    CHECK(Json::parse(written)["torch_dtype"] == "bfloat16");
+    CHECK(after.rope.type == before.rope.type);
+    CHECK(after.rope.factor == before.rope.factor);
+    CHECK(after.rope.mscale == before.rope.mscale);
+    CHECK(after.rope.truncate == before.rope.truncate);
+    CHECK(after.rope.beta_fast == before.rope.beta_fast);
+    CHECK(after.rope.short_factor == before.rope.short_factor);
+    CHECK(after.rope.original_context == before.rope.original_context);
+    CHECK(after.context == before.context);
+  }
+}

@@ -1,0 +1,106 @@
+#include "support.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "checkpoint/checkpoint.h"
+#include "core/file.h"
+#include "core/json.h"
+
+namespace tapetune::test {
+namespace fs = std::filesystem;
+
+TempFolder::TempFolder() {
+  std::string pattern = (fs::temp_directory_path() / "tapetune-test-XXXXXX").string();
+  path_ = ::mkdtemp(pattern.data());
+}
+
+TempFolder::~TempFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+std::string read_file(const fs::path& path) { return read_text(path); }
+
+RunResult run(const std::vector<std::string>& words, const std::function<void()>& before) {
+  const TempFolder folder;
+  const fs::path out = folder / "out", err = folder / "err";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (before) before();
+    if (std::freopen(out.c_str(), "w", stdout) == nullptr || std::freopen(err.c_str(), "w", stderr) == nullptr) ::_exit(126);
+    std::vector<std::string> copy = words;
+    std::vector<char*> argv{const_cast<char*>(TAPETUNE_BINARY)};
+    for (std::string& word : copy) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::execv(TAPETUNE_BINARY, argv.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
+}
+
+fs::path data(const std::string& name) { return fs::path(TAPETUNE_SOURCE) / "tests" / "data" / name; }
+
+fs::path shared(const std::string& name) {
+  const char* given = std::getenv("TAPETUNE_SHARED");
+  const fs::path path = (given != nullptr ? fs::path(given) : fs::path(TAPETUNE_SOURCE) / ".." / "shared") / name;
+  std::error_code status;
+  if (fs::exists(path, status)) return path;
+  fmt::print("SKIPPED: {} is not there\n", path.string());
+  return {};
+}
+
+void tiny_checkpoint(const fs::path& folder, const std::string& variant) {
+  fs::create_directories(folder);
+  fs::copy_file(data("tiny-model.safetensors"), folder / "model.safetensors", fs::copy_options::overwrite_existing);
+  write_file(folder / "config.json", Json::parse(read_file(data("tiny-configs.json")))[variant].dump(2));
+}
+
+void tiny_tokenizer(const fs::path& folder) {
+  Json vocab;
+  vocab["<unk>"] = 0;
+  vocab["<s>"] = 1;
+  vocab["</s>"] = 2;
+  // The bytes of "é" and "€" in the byte-level alphabet come first, then letters.
+  const std::vector<std::string> bytes{"Ã", "©", "â", "Ĥ", "¬"};
+  for (const std::string& byte : bytes) vocab[byte] = vocab.size();
+  for (char c = 'a'; c <= 'z'; ++c) vocab[std::string(1, c)] = vocab.size();
+  vocab["Ġ"] = vocab.size();
+  while (vocab.size() < 61) vocab[fmt::format("[{}]", vocab.size())] = vocab.size();
+  Json tokenizer;
+  const auto special = [](int id, const char* text) {
+    return Json{{"id", id},         {"content", text},     {"single_word", false}, {"lstrip", false},
+                {"rstrip", false}, {"normalized", false}, {"special", true}};
+  };
+  tokenizer["version"] = "1.0";
+  tokenizer["added_tokens"] = {special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")};
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  tokenizer["pre_tokenizer"] = byte_level;
+  tokenizer["decoder"] = byte_level;
+  tokenizer["model"] = {{"type", "BPE"}, {"unk_token", "<unk>"}, {"vocab", vocab}, {"merges", Json::array()}};
+  write_file(folder / "tokenizer.json", tokenizer.dump());
+  write_file(folder / "tokenizer_config.json",
+             R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": true, "add_eos_token": false})");
+}
+
+std::map<std::string, at::Tensor> load_tensors(const fs::path& file) {
+  StoredTensors stored;
+  map_safetensors(file, stored);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, tensor] : stored) tensors[name] = tensor_from(tensor);
+  return tensors;
+}
+
+double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes()) return INFINITY;
+  const double difference = (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
+  return std::isnan(difference) ? INFINITY : difference;
+}
+
+}  // namespace tapetune::test

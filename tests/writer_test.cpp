@@ -1,0 +1,104 @@
+#include "catch.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/writer.h"
+#include "core/json.h"
+#include "support.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<PlannedTensor> plan_of(const Checkpoint& checkpoint, at::ScalarType dtype) {
+  std::vector<PlannedTensor> plan;
+  for (const ExpectedTensor& tensor : expected_tensors(checkpoint.config())) plan.push_back({tensor.name, dtype, tensor.shape});
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("a written checkpoint holds the same tensors, in one file or in many") {
+  const TempFolder folder;
+  tiny_checkpoint(folder / "m");
+  tiny_tokenizer(folder / "m");
+  const Checkpoint before = Checkpoint::open(folder / "m");
+  const auto load = [&](const std::string& name) { return before.tensor(name); };
+  for (const std::uint64_t shard_bytes : {std::uint64_t{5'000'000'000}, std::uint64_t{20'000}, std::uint64_t{1}}) {
+    INFO(shard_bytes);
+    write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), load, {shard_bytes, true, folder / "m"});
+    const Checkpoint after = Checkpoint::open(folder / "out");
+    CHECK(after.stored().size() == before.stored().size());
+    for (const auto& [name, stored] : before.stored()) CHECK(at::equal(after.tensor(name), before.tensor(name)));
+    if (shard_bytes > 1'000'000) {
+      CHECK(after.shards() == 1);
+      CHECK_FALSE(fs::exists(folder / "out" / "model.safetensors.index.json"));
+    } else {
+      const Json index = Json::parse(read_file(folder / "out" / "model.safetensors.index.json"));
+      CHECK(index["metadata"]["total_size"] == before.bytes());
+      CHECK(index["weight_map"].size() == before.stored().size());
+      CHECK(after.shards() == (shard_bytes == 1 ? before.stored().size() : after.shards()));
+      CHECK(after.shards() > 3);
+      for (const auto& entry : fs::directory_iterator(folder / "out")) {
+        const bool alone = shard_bytes == 1;
+        if (entry.path().extension() == ".safetensors" && !alone) CHECK(entry.file_size() < shard_bytes + 4096);
+      }
+    }
+    CHECK(read_file(folder / "out" / "tokenizer.json") == read_file(folder / "m" / "tokenizer.json"));
+  }
+}
+
+TEST_CASE("a dtype is changed by rounding once") {
+  const TempFolder folder;
+  tiny_checkpoint(folder / "m");
+  const Checkpoint before = Checkpoint::open(folder / "m");
+  write_checkpoint(folder / "out", before.config(), plan_of(before, at::kBFloat16),
+                   [&](const std::string& name) { return before.tensor(name); });
+  const Checkpoint after = Checkpoint::open(folder / "out");
+  CHECK(after.dtype() == at::kBFloat16);
+  CHECK(Json::parse(after.config().json)["torch_dtype"] == "bfloat16");
+  for (const auto& [name, stored] : before.stored()) {
+    CHECK(at::equal(after.tensor(name), before.tensor(name).to(at::kBFloat16)));
+  }
+}
+
+TEST_CASE("the writer holds no more than two tensors at a time") {
+  const TempFolder folder;
+  tiny_checkpoint(folder / "m");
+  const Checkpoint before = Checkpoint::open(folder / "m");
+  int alive = 0, most = 0;
+  const auto load = [&](const std::string& name) {
+    const at::Tensor source = before.tensor(name).clone();
+    most = std::max(most, ++alive);
+    return at::from_blob(source.data_ptr(), source.sizes(), [source, &alive](void*) { --alive; }, source.options());
+  };
+  write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), load, {30'000, false, {}});
+  CHECK(alive == 0);
+  CHECK(most >= 1);
+  CHECK(most <= 2);
+}
+
+TEST_CASE("a failure while writing leaves nothing behind") {
+  const TempFolder folder;
+  tiny_checkpoint(folder / "m");
+  const Checkpoint before = Checkpoint::open(folder / "m");
+  int calls = 0;
+  const auto load = [&](const std::string& name) -> at::Tensor {
+    if (++calls == 4) throw std::runtime_error("broken");
+    return before.tensor(name);
+  };
+  CHECK_THROWS_WITH(write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), load), "broken");
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+  const auto wrong = [&](const std::string&) { return at::zeros({1}); };
+  CHECK_THROWS_WITH(write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), wrong), Contains("planned as"));
+}
+
+TEST_CASE("sizes are decimal") {
+  CHECK(parse_size("5GB") == 5'000'000'000);
+  CHECK(parse_size("200MB") == 200'000'000);
+  CHECK(parse_size("7") == 7);
+  for (const char* bad : {"", "GB", "-1GB", "5GiB", "1.5GB", "0", "99999999999TB"}) {
+    INFO(bad);
+    CHECK_THROWS_WITH(parse_size(bad), Contains("is not a size"));
+  }
+}
