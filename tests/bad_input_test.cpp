@@ -79,7 +79,8 @@ TEST_CASE("bad input: a folder that is not there, or is a file") {
 TEST_CASE("bad input: config.json absent, not JSON, or of an unknown architecture") {
   const Model model;
   model.config("architectures", {"GPT2LMHeadModel"});
-  refused_by_all(model, Contains("config.json") && Contains("GPT2LMHeadModel is not supported") && Contains("LlamaForCausalLM"));
+  refused_by_all(
+      model, Contains("config.json") && Contains("GPT2LMHeadModel is not supported") && Contains("LlamaForCausalLM"));
   write_file(model / "config.json", "{\n  oops");
   refused_by_all(model, Contains("config.json") && Contains("is not JSON (line 2)"));
   fs::remove(model / "config.json");
@@ -123,7 +124,8 @@ TEST_CASE("bad input: an index that names a tensor which no shard has, or points
 TEST_CASE("bad input: a truncated shard") {
   const Model model;
   fs::resize_file(model / "model.safetensors", fs::file_size(model / "model.safetensors") - 100);
-  refused_by_all(model, Contains("model.safetensors") && Contains("not a whole safetensors file") && Contains("copy it again"));
+  refused_by_all(
+      model, Contains("model.safetensors") && Contains("not a whole safetensors file") && Contains("copy it again"));
   fs::resize_file(model / "model.safetensors", 5);
   refused_by_all(model, Contains("not a whole safetensors file"));
   fs::resize_file(model / "model.safetensors", 0);
@@ -143,9 +145,13 @@ TEST_CASE("bad input: a header longer than the file") {
 
 TEST_CASE("bad input: overlapping offsets, gaps, and sizes that do not fit") {
   const Model model;
-  model.header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12);
+  model.header(
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+      12);
   refused_by_all(model, Contains("model.safetensors") && Contains("not a whole safetensors file"));
-  model.header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})", 16);
+  model.header(
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})",
+      16);
   refused_by_all(model, Contains("not a whole safetensors file"));
   model.header(R"({"a":{"dtype":"F32","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,8]}})", 8);
   refused_by_all(model, Contains("not a whole safetensors file"));
@@ -156,7 +162,8 @@ TEST_CASE("bad input: a dtype that cannot be read") {
   auto tensors = load_tensors(data("tiny-model.safetensors"));
   tensors["model.norm.weight"] = at::zeros({32}, at::kInt);
   save_safetensors(model / "model.safetensors", tensors, true);
-  refused_by_all(model, Contains("model.safetensors") && Contains("model.norm.weight has dtype I32; weights must be F32, F16, BF16"));
+  refused_by_all(model, Contains("model.safetensors") &&
+                            Contains("model.norm.weight has dtype I32; weights must be F32, F16, BF16"));
   model.header(R"({"model.norm.weight":{"dtype":"F8_E4M3","shape":[32],"data_offsets":[0,32]}})", 32);
   model.config("num_hidden_layers", 1);
   refused(run({"inspect", model.path()}), Contains("is missing") || Contains("F8_E4M3"), model.out());
@@ -187,15 +194,19 @@ TEST_CASE("bad input: tokenizer.json missing or broken") {
   const Model model;
   const std::vector<std::string> generate{"generate", model.path(), "--prompt", "ab"};
   write_file(model / "tokenizer.json", "{\"model\": 3}");
-  refused(run(generate), Contains("tokenizer.json") && Contains("cannot be read") && Contains("copy it again"), model.out());
+  refused(run(generate), Contains("tokenizer.json") && Contains("cannot be read") && Contains("copy it again"),
+          model.out());
   fs::remove(model / "tokenizer.json");
-  refused(run(generate), Contains("tokenizer.json") && Contains("no such file") && Contains("copy tokenizer.json"), model.out());
+  refused(run(generate), Contains("tokenizer.json") && Contains("no such file") && Contains("copy tokenizer.json"),
+          model.out());
   CHECK(run({"generate", model.path(), "--tokens", "1,2", "--max-new-tokens", "2"}).exit == 0);  // ids need none
 }
 
 TEST_CASE("bad input: a token id out of range, and words that are no ids") {
   const Model model;
-  const auto logits = [&](const std::string& tokens) { return run({"logits", model.path(), "--tokens", tokens, "--out", model.out()}); };
+  const auto logits = [&](const std::string& tokens) {
+    return run({"logits", model.path(), "--tokens", tokens, "--out", model.out()});
+  };
   refused(logits("1,61"), Contains("token id 61 is out of range: the vocabulary has 61 tokens (0 to 60)"), model.out());
   refused(logits("1,x"), Contains("\"x\" is not a token id; give whole numbers"), model.out());
   refused(logits(","), Contains("there is no token"), model.out());
@@ -205,7 +216,8 @@ TEST_CASE("bad input: a prompt longer than the context") {
   const Model model;
   const RunResult result = run({"generate", model.path(), "--prompt", std::string(60, 'a')});
   refused(result, Contains("prompt 1 has 61 tokens, but the context is 48") && Contains("--context"), model.out());
-  CHECK(run({"generate", model.path(), "--prompt", std::string(60, 'a'), "--context", "100", "--max-new-tokens", "3"}).exit == 0);
+  CHECK(run({"generate", model.path(), "--prompt", std::string(60, 'a'), "--context", "100", "--max-new-tokens", "3"})
+            .exit == 0);
 }
 
 TEST_CASE("bad input: an output that already exists is refused unless --force") {
@@ -257,10 +269,11 @@ TEST_CASE("bad input: a full disk leaves nothing and says what to do") {
   }
   refused(result, Contains("are to be written, but the disk has") && Contains("free some space"), mount / "out");
   // A disk that fills up while writing: the check before the start cannot see it, so the write itself must.
-  const RunResult late = run({"logits", model.path(), "--tokens", "1,2,3", "--out", (mount / "f").string(), "--hidden"}, [&] {
-    small_disk();
-    write_file(mount / "other", std::string(65536, 'x'));
-  });
+  const RunResult late =
+      run({"logits", model.path(), "--tokens", "1,2,3", "--out", (mount / "f").string(), "--hidden"}, [&] {
+        small_disk();
+        write_file(mount / "other", std::string(65536, 'x'));
+      });
   refused(late, Contains("No space left on device") && Contains("free some space"), mount / "f");
 }
 
@@ -270,7 +283,8 @@ TEST_CASE("bad input: killed at any moment, convert leaves the output absent or 
     const pid_t child = ::fork();
     if (child == 0) {
       const std::string path = model.path(), out = model.out();
-      ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "convert", path.c_str(), "--out", out.c_str(), "--shard-size", "4KB", "--force", nullptr);
+      ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "convert", path.c_str(), "--out", out.c_str(), "--shard-size", "4KB",
+              "--force", nullptr);
       ::_exit(127);
     }
     ::usleep(static_cast<useconds_t>(200'000 + 15'000 * i));

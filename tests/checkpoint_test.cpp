@@ -1,5 +1,5 @@
-#include "catch.h"
 #include "checkpoint/checkpoint.h"
+#include "catch.h"
 #include "checkpoint/writer.h"
 #include "hf/safetensors.h"
 #include "support.h"

@@ -54,7 +54,8 @@ TEST_CASE("inspect tells what is in a checkpoint") {
   CHECK_THAT(table.out, Contains("LlamaForCausalLM") && Contains("F32") && Contains("context       48"));
   const Json json = Json::parse(run({"inspect", model.path(), "--json"}).out);
   std::uint64_t expected = 0;
-  for (const auto& [name, tensor] : load_tensors(data("tiny-model.safetensors"))) expected += static_cast<std::uint64_t>(tensor.numel());
+  for (const auto& [name, tensor] : load_tensors(data("tiny-model.safetensors")))
+    expected += static_cast<std::uint64_t>(tensor.numel());
   CHECK(json["parameters"] == expected);
   CHECK(json["kv_heads"] == 2);
   CHECK(json["tokenizer"] == true);
@@ -67,7 +68,8 @@ TEST_CASE("logits writes what transformers computes") {
   for (std::int64_t i = 0; i < 40; ++i) ids += fmt::format("{} ", golden.at("tokens")[i].item<std::int64_t>());
   write_file(model.folder / "ids", ids);
   const std::string out = (model.folder / "logits.safetensors").string();
-  const RunResult result = run({"logits", model.path(), "--tokens-file", (model.folder / "ids").string(), "--out", out, "--hidden"});
+  const RunResult result =
+      run({"logits", model.path(), "--tokens-file", (model.folder / "ids").string(), "--out", out, "--hidden"});
   CHECK(result.exit == 0);
   CHECK(result.err.empty());
   auto written = load_tensors(out);
@@ -103,7 +105,8 @@ TEST_CASE("generate streams the text that --json reports, for one prompt and for
   CHECK(Json::parse(with({"--tokens", "1,8,9", "--json"}).out)["tokens"].size() == 12);
 
   write_file(model.folder / "prompts", "ab c\nz\n\nhello there\n");
-  const std::vector<std::string> several = lines(with({"--prompt-file", (model.folder / "prompts").string(), "--json"}).out);
+  const std::vector<std::string> several =
+      lines(with({"--prompt-file", (model.folder / "prompts").string(), "--json"}).out);
   REQUIRE(several.size() == 3);
   CHECK(Json::parse(several[0])["tokens"] == alone["tokens"]);
   for (const std::string& line : several) {
@@ -121,7 +124,8 @@ TEST_CASE("generate ends at the EOS that generation_config.json names") {
     return Json::parse(run(more).out);
   };
   const Json free = tokens({"--ignore-eos"});
-  write_file(model.folder / "m" / "generation_config.json", fmt::format(R"({{"eos_token_id": [{}]}})", free["tokens"][3].get<int>()));
+  write_file(model.folder / "m" / "generation_config.json",
+             fmt::format(R"({{"eos_token_id": [{}]}})", free["tokens"][3].get<int>()));
   const Json ended = tokens({});
   CHECK(ended["stopped"] == "eos");
   CHECK(ended["tokens"].size() <= 4);
@@ -135,7 +139,8 @@ TEST_CASE("tokenize prints ids a line and turns them back") {
   CHECK(lines(ids.out).size() == 3);
   CHECK(lines(ids.out)[1] == "[1]");
   write_file(model.folder / "ids", ids.out);
-  CHECK(run({"tokenize", model.path(), "--decode", "--file", (model.folder / "ids").string()}).out == "\"ab\"\n\"\"\n\"z\"\n");
+  CHECK(run({"tokenize", model.path(), "--decode", "--file", (model.folder / "ids").string()}).out ==
+        "\"ab\"\n\"\"\n\"z\"\n");
 }
 
 TEST_CASE("convert writes a folder with the same logits, other shards and all files") {

@@ -1,5 +1,5 @@
-#include "catch.h"
 #include "checkpoint/config.h"
+#include "catch.h"
 #include "core/json.h"
 #include "support.h"
 
@@ -9,7 +9,9 @@ namespace {
 
 ModelConfig parse(const std::string& json) { return parse_config(json, "config.json"); }
 
-std::string llama(const std::string& more) { return R"({"architectures": ["LlamaForCausalLM"])" + (more.empty() ? "" : ", " + more) + "}"; }
+std::string llama(const std::string& more) {
+  return R"({"architectures": ["LlamaForCausalLM"])" + (more.empty() ? "" : ", " + more) + "}";
+}
 
 }  // namespace
 
@@ -34,18 +36,22 @@ TEST_CASE("what config.json leaves out is what transformers assumes") {
 
 TEST_CASE("rotary settings are read in the forms of transformers 4 and 5") {
   const RopeConfig four = parse(llama(R"("rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2})")).rope;
-  const RopeConfig five = parse(llama(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0})")).rope;
+  const RopeConfig five =
+      parse(llama(R"("rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0})")).rope;
   for (const RopeConfig& rope : {four, five}) {
     CHECK(rope.type == RopeType::linear);
     CHECK(rope.theta == 5e5);
     CHECK(rope.factor == 2);
   }
-  const RopeConfig llama31 = parse(llama(R"("max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8,
-    "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})")).rope;
+  const RopeConfig llama31 =
+      parse(llama(R"("max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8,
+    "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192})"))
+          .rope;
   CHECK(llama31.original_context == 8192);
   // Without it, the original context is the whole one; a top-level value wins, as for Phi-3.
   CHECK(parse(llama(R"("rope_scaling": {"rope_type": "yarn", "factor": 2})")).rope.original_context == 2048);
-  CHECK(parse(llama(R"("original_max_position_embeddings": 512, "rope_scaling": {"rope_type": "yarn"})")).rope.factor == 4);
+  CHECK(parse(llama(R"("original_max_position_embeddings": 512, "rope_scaling": {"rope_type": "yarn"})")).rope.factor ==
+        4);
 }
 
 TEST_CASE("a bad setting is named with its rule and value") {
@@ -57,10 +63,14 @@ TEST_CASE("a bad setting is named with its rule and value") {
     }
     return std::string("accepted");
   };
-  CHECK(message(R"("hidden_size": -4)") == "[config] config.json: hidden_size must be a positive whole number, but is -4.");
-  CHECK(message(R"("hidden_size": 1e30)") == "[config] config.json: hidden_size must be a positive whole number, but is 1e+30.");
-  CHECK(message(R"("hidden_size": "64")") == "[config] config.json: hidden_size must be a positive whole number, but is \"64\".");
-  CHECK_THAT(message(R"("num_attention_heads": 6, "hidden_size": 96, "num_key_value_heads": 4)"), Contains("must be a multiple of"));
+  CHECK(message(R"("hidden_size": -4)") ==
+        "[config] config.json: hidden_size must be a positive whole number, but is -4.");
+  CHECK(message(R"("hidden_size": 1e30)") ==
+        "[config] config.json: hidden_size must be a positive whole number, but is 1e+30.");
+  CHECK(message(R"("hidden_size": "64")") ==
+        "[config] config.json: hidden_size must be a positive whole number, but is \"64\".");
+  CHECK_THAT(message(R"("num_attention_heads": 6, "hidden_size": 96, "num_key_value_heads": 4)"),
+             Contains("must be a multiple of"));
   CHECK_THAT(message(R"("head_dim": 7)"), Contains("head_dim must be even"));
   CHECK_THAT(message(R"("hidden_act": "gelu")"), Contains("hidden_act must be silu"));
   CHECK_THAT(message(R"("rope_theta": 0)"), Contains("rope_theta must be greater than 0"));

@@ -53,7 +53,8 @@ TEST_CASE("what a killed writer left is removed by the next, what a live one wri
   if (dead == 0) ::_exit(0);
   int status = 0;
   ::waitpid(dead, &status, 0);
-  const fs::path stale = folder / fmt::format(".out.partial-{}", dead), live = folder / fmt::format(".out.partial-{}", ::getppid());
+  const fs::path stale = folder / fmt::format(".out.partial-{}", dead),
+                 live = folder / fmt::format(".out.partial-{}", ::getppid());
   fs::create_directory(stale);
   fs::create_directory(live);
   const StagedFolder staged(folder / "out", false);
@@ -65,7 +66,9 @@ TEST_CASE("a whole file replaces only when told and leaves nothing when it is no
   const TempFolder folder;
   write_file(folder / "f", "old");
   CHECK_THROWS_WITH(WholeFile(folder / "f", false), Contains("already exists"));
-  { WholeFile(folder / "f", true).write("half"); }
+  {
+    WholeFile(folder / "f", true).write("half");
+  }
   CHECK(read_file(folder / "f") == "old");
   WholeFile file(folder / "f", true);
   file.write("new");
@@ -83,7 +86,8 @@ TEST_CASE("mapping says what is wrong with a file") {
 }
 
 TEST_CASE("JSON errors name the file and the line") {
-  CHECK_THROWS_WITH(parse_json("{\n\"a\": 1,\n}", "config", "x.json"), "[config] x.json: is not JSON (line 3); restore the file from where it came.");
+  CHECK_THROWS_WITH(parse_json("{\n\"a\": 1,\n}", "config", "x.json"),
+                    "[config] x.json: is not JSON (line 3); restore the file from where it came.");
   CHECK_THROWS_WITH(parse_json("{\"a\": NaN}", "config", "x.json"), Contains("has NaN, which is not a number"));
   CHECK_THROWS_WITH(parse_json("{\"a\": 1e999}", "config", "x.json"), Contains("x.json"));
 }

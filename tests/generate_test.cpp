@@ -41,7 +41,8 @@ TEST_CASE("prompts give the same tokens together as alone, greedy and sampled") 
   const TempFolder folder;
   const Llama model = tiny_model(folder, "dynamic");
   std::vector<std::vector<std::int64_t>> many;
-  for (std::int64_t i = 0; i < 20; ++i) many.push_back(std::vector<std::int64_t>(static_cast<std::size_t>(1 + i % 7), 3 + i));
+  for (std::int64_t i = 0; i < 20; ++i)
+    many.push_back(std::vector<std::int64_t>(static_cast<std::size_t>(1 + i % 7), 3 + i));
   for (const double temperature : {0.0, 0.8}) {
     GenerateOptions options;
     options.max_new_tokens = 25;

@@ -58,7 +58,8 @@ TEST_CASE("stories260K: perplexity per story is 3.61") {
   // Each story counts the same, whatever its length: the mean over stories of the mean over tokens.
   double sum = 0;
   std::int64_t count = 0;
-  for (std::size_t begin = 0, end = 0; (end = stories.find(mark, begin)) != std::string::npos; begin = end + mark.size()) {
+  for (std::size_t begin = 0, end = 0; (end = stories.find(mark, begin)) != std::string::npos;
+       begin = end + mark.size()) {
     const std::size_t first = stories.find_first_not_of(" \n", begin), last = stories.find_last_not_of(" \n", end - 1);
     if (first >= end) continue;
     TokenIds ids = tokenizer.encode(stories.substr(first, last + 1 - first));
@@ -66,7 +67,8 @@ TEST_CASE("stories260K: perplexity per story is 3.61") {
     const at::Tensor tokens = at::tensor(ids, at::kLong);
     ForwardInput in;
     in.tokens = tokens.narrow(0, 0, tokens.size(0) - 1).unsqueeze(0);
-    const at::Tensor losses = token_losses(model.weights().head, model.forward(in).last[0], tokens.narrow(0, 1, tokens.size(0) - 1));
+    const at::Tensor losses =
+        token_losses(model.weights().head, model.forward(in).last[0], tokens.narrow(0, 1, tokens.size(0) - 1));
     sum += losses.mean().item<double>();
     ++count;
   }

@@ -14,10 +14,11 @@ TEST_CASE("a safetensors header is laid out as the format says") {
   const std::string body(static_cast<std::size_t>(entries.back().end), '\0');
   const std::string file = head + body;
   // Wide dtypes first, then by name; offsets without gaps; the metadata in front.
-  CHECK(head.substr(8).rfind(R"({"__metadata__":{"format":"pt"},"c":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
-                             R"("s":{"dtype":"F32","shape":[],"data_offsets":[8,12]},"a":{"dtype":"BF16","shape":[3],)"
-                             R"("data_offsets":[12,18]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[18,22]}})",
-                             0) == 0);
+  CHECK(
+      head.substr(8).rfind(R"({"__metadata__":{"format":"pt"},"c":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
+                           R"("s":{"dtype":"F32","shape":[],"data_offsets":[8,12]},"a":{"dtype":"BF16","shape":[3],)"
+                           R"("data_offsets":[12,18]},"b":{"dtype":"BF16","shape":[2],"data_offsets":[18,22]}})",
+                           0) == 0);
   const SafetensorsHeader header = read_safetensors_header(std::as_bytes(std::span(file)), "x");
   CHECK(header.data_start == head.size());
   REQUIRE(header.tensors.size() == 4);
@@ -33,7 +34,8 @@ TEST_CASE("BOS and EOS follow tokenizer_config.json") {
   CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{1, a, a + 1});
   CHECK(Tokenizer::open(folder.path()).encode("ab", false) == TokenIds{a, a + 1});
   CHECK(Tokenizer::open(folder.path()).encode("") == TokenIds{1});
-  write_file(folder / "tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "add_eos_token": true})");
+  write_file(folder / "tokenizer_config.json",
+             R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "add_eos_token": true})");
   CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{a, a + 1, 2});
   write_file(folder / "tokenizer_config.json", R"({"bos_token": "<s>", "tokenizer_class": "LlamaTokenizerFast"})");
   CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{1, a, a + 1});
@@ -45,7 +47,9 @@ TEST_CASE("a batch is encoded like its texts one by one") {
   const TempFolder folder;
   tiny_tokenizer(folder.path());
   const Tokenizer tokenizer = Tokenizer::open(folder.path());
-  const std::vector<std::string_view> texts{"abc", "", "é z", "a\xff" "b"};
+  const std::vector<std::string_view> texts{"abc", "", "é z",
+                                            "a\xff"
+                                            "b"};
   const std::vector<TokenIds> batch = tokenizer.encode_batch(texts);
   REQUIRE(batch.size() == texts.size());
   for (std::size_t i = 0; i < texts.size(); ++i) CHECK(batch[i] == tokenizer.encode(texts[i]));

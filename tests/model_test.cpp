@@ -120,7 +120,8 @@ TEST_CASE("a padded batch gives each row what it gives alone, padded left or rig
     std::vector<at::Tensor> padded;
     for (const at::Tensor& row : rows) {
       const std::int64_t missing = 12 - row.size(0);
-      padded.push_back(at::constant_pad_nd(row, left ? std::vector<std::int64_t>{missing, 0} : std::vector<std::int64_t>{0, missing}, 5));
+      padded.push_back(at::constant_pad_nd(
+          row, left ? std::vector<std::int64_t>{missing, 0} : std::vector<std::int64_t>{0, missing}, 5));
       in.spans.push_back(left ? RowSpan{missing, 12} : RowSpan{0, row.size(0)});
     }
     in.tokens = at::stack(padded);
@@ -129,7 +130,8 @@ TEST_CASE("a padded batch gives each row what it gives alone, padded left or rig
       INFO("row " << r << (left ? ", left" : ", right"));
       const RowSpan span = in.spans[r];
       const at::Tensor alone = tiny.logits(input(rows[r].unsqueeze(0)))[0];
-      CHECK(largest_difference(logits[static_cast<std::int64_t>(r)].narrow(0, span.begin, span.end - span.begin), alone) < 1e-5);
+      CHECK(largest_difference(logits[static_cast<std::int64_t>(r)].narrow(0, span.begin, span.end - span.begin),
+                               alone) < 1e-5);
     }
   }
 }
@@ -192,12 +194,14 @@ TEST_CASE("losses come in blocks and equal those from all logits") {
   const Tiny tiny;
   const at::Tensor hidden = tiny.model->forward(input(golden_tokens(40))).last[0];
   const at::Tensor targets = golden().at("tokens").narrow(0, 1, 40);
-  const at::Tensor expected = at::nll_loss(at::log_softmax(tiny.model->logits(hidden), 1), targets, {}, at::Reduction::None);
+  const at::Tensor expected =
+      at::nll_loss(at::log_softmax(tiny.model->logits(hidden), 1), targets, {}, at::Reduction::None);
   CHECK(largest_difference(token_losses(tiny.model->weights().head, hidden, targets), expected) < 1e-5);
   // A vocabulary so large that a block is a few tokens.
   const Linear wide{at::randn({5'000'000, 2}, at::kDouble), {}};
   const at::Tensor few = at::randn({7, 2}, at::kDouble), chosen = at::tensor({0, 1, 2, 3, 4, 4'999'999, 6}, at::kLong);
-  const at::Tensor all = at::nll_loss(at::log_softmax(at::linear(few, wide.weight), 1), chosen, {}, at::Reduction::None);
+  const at::Tensor all =
+      at::nll_loss(at::log_softmax(at::linear(few, wide.weight), 1), chosen, {}, at::Reduction::None);
   CHECK(largest_difference(token_losses(wide, few, chosen), all) < 1e-9);
 }
 

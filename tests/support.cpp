@@ -32,7 +32,8 @@ RunResult run(const std::vector<std::string>& words, const std::function<void()>
   const pid_t child = ::fork();
   if (child == 0) {
     if (before) before();
-    if (std::freopen(out.c_str(), "w", stdout) == nullptr || std::freopen(err.c_str(), "w", stderr) == nullptr) ::_exit(126);
+    if (std::freopen(out.c_str(), "w", stdout) == nullptr || std::freopen(err.c_str(), "w", stderr) == nullptr)
+      ::_exit(126);
     std::vector<std::string> copy = words;
     std::vector<char*> argv{const_cast<char*>(TAPETUNE_BINARY)};
     for (std::string& word : copy) argv.push_back(word.data());
@@ -75,18 +76,20 @@ void tiny_tokenizer(const fs::path& folder) {
   while (vocab.size() < 61) vocab[fmt::format("[{}]", vocab.size())] = vocab.size();
   Json tokenizer;
   const auto special = [](int id, const char* text) {
-    return Json{{"id", id},         {"content", text},     {"single_word", false}, {"lstrip", false},
+    return Json{{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
                 {"rstrip", false}, {"normalized", false}, {"special", true}};
   };
   tokenizer["version"] = "1.0";
   tokenizer["added_tokens"] = {special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")};
-  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   tokenizer["pre_tokenizer"] = byte_level;
   tokenizer["decoder"] = byte_level;
   tokenizer["model"] = {{"type", "BPE"}, {"unk_token", "<unk>"}, {"vocab", vocab}, {"merges", Json::array()}};
   write_file(folder / "tokenizer.json", tokenizer.dump());
-  write_file(folder / "tokenizer_config.json",
-             R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": true, "add_eos_token": false})");
+  write_file(
+      folder / "tokenizer_config.json",
+      R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": true, "add_eos_token": false})");
 }
 
 std::map<std::string, at::Tensor> load_tensors(const fs::path& file) {

@@ -1,6 +1,6 @@
+#include "checkpoint/writer.h"
 #include "catch.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/writer.h"
 #include "core/json.h"
 #include "support.h"
 
@@ -12,7 +12,8 @@ namespace {
 
 std::vector<PlannedTensor> plan_of(const Checkpoint& checkpoint, at::ScalarType dtype) {
   std::vector<PlannedTensor> plan;
-  for (const ExpectedTensor& tensor : expected_tensors(checkpoint.config())) plan.push_back({tensor.name, dtype, tensor.shape});
+  for (const ExpectedTensor& tensor : expected_tensors(checkpoint.config()))
+    plan.push_back({tensor.name, dtype, tensor.shape});
   return plan;
 }
 
@@ -26,7 +27,8 @@ TEST_CASE("a written checkpoint holds the same tensors, in one file or in many")
   const auto load = [&](const std::string& name) { return before.tensor(name); };
   for (const std::uint64_t shard_bytes : {std::uint64_t{5'000'000'000}, std::uint64_t{20'000}, std::uint64_t{1}}) {
     INFO(shard_bytes);
-    write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), load, {shard_bytes, true, folder / "m"});
+    write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), load,
+                     {shard_bytes, true, folder / "m"});
     const Checkpoint after = Checkpoint::open(folder / "out");
     CHECK(after.stored().size() == before.stored().size());
     for (const auto& [name, stored] : before.stored()) CHECK(at::equal(after.tensor(name), before.tensor(name)));
@@ -90,7 +92,8 @@ TEST_CASE("a failure while writing leaves nothing behind") {
   CHECK_THROWS_WITH(write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), load), "broken");
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
   const auto wrong = [&](const std::string&) { return at::zeros({1}); };
-  CHECK_THROWS_WITH(write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), wrong), Contains("planned as"));
+  CHECK_THROWS_WITH(write_checkpoint(folder / "out", before.config(), plan_of(before, at::kFloat), wrong),
+                    Contains("planned as"));
 }
 
 TEST_CASE("sizes are decimal") {

@@ -21,8 +21,8 @@ namespace {
 
 struct Options {
   ModelOptions model;
-  std::vector<std::string> prompts;
-  std::string prompt_file, tokens;
+  std::vector<std::string> prompts, tokens;
+  std::string prompt_file;
   GenerateOptions generate;
   bool no_cache = false, ignore_eos = false, json = false, no_echo = false, timing = false;
 };
@@ -34,11 +34,10 @@ struct Prompt {
 
 std::vector<Prompt> read_prompts(const Options& options, const Tokenizer* tokenizer) {
   std::vector<Prompt> prompts;
-  if (!options.tokens.empty()) {
-    Prompt prompt{{}, parse_tokens(options.tokens, "--tokens")};
+  for (const std::string& tokens : options.tokens) {
+    Prompt prompt{{}, parse_tokens(tokens, "--tokens")};
     if (tokenizer != nullptr) prompt.text = tokenizer->decode(prompt.tokens);
     prompts.push_back(std::move(prompt));
-    return prompts;
   }
   std::vector<std::string> texts = options.prompts;
   if (!options.prompt_file.empty()) {
@@ -179,7 +178,8 @@ void add_generate(CLI::App& app) {
   auto* input = verb->add_option_group("prompt", "what to continue, one of");
   input->add_option("--prompt", options->prompts, "Text to continue; several give several texts")->take_all();
   input->add_option("--prompt-file", options->prompt_file, "A file with a prompt a line, decoded together");
-  input->add_option("--tokens", options->tokens, "Token ids: 1,2,3 (needs no tokenizer)");
+  input->add_option("--tokens", options->tokens, "Token ids: 1,2,3 (needs no tokenizer); several give several texts")
+      ->take_all();
   input->require_option(1);
   verb->add_option("--max-new-tokens", g.max_new_tokens, "Stop after this many (default 256)")
       ->check(CLI::NonNegativeNumber);

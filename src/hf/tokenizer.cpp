@@ -1,5 +1,9 @@
 #include "hf/tokenizer.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <limits>
 
@@ -87,6 +91,9 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
   } catch (const rust::Error& error) {
     fail("tokenizer", "{}: cannot be read ({}); copy it again from the model's origin.", path.string(), error.what());
   }
+#ifdef __GLIBC__
+  ::malloc_trim(0);  // parsing a vocabulary leaves more holes behind than the vocabulary takes
+#endif
   const fs::path config_path = folder / "tokenizer_config.json";
   if (fs::exists(config_path, status)) {
     const Json config = parse_json(read_text(config_path), "tokenizer", config_path.string());

@@ -91,7 +91,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     if (options.use_cache) row.cache = std::make_unique<SequenceCache>(model.make_cache(row.planned));
     const at::Tensor logits = whole(row);
     measured.prefill_tokens += static_cast<std::int64_t>(row.tokens.size());
-    measured.prefill_seconds += since(start);
+    measured.prefill_seconds.push_back(since(start));
     if (take(row, logits)) active.push_back(std::move(row));
   }
 

@@ -29,7 +29,8 @@ struct Generated {
 
 struct GenerateTimes {
   std::int64_t prefill_tokens = 0, decode_tokens = 0;
-  double prefill_seconds = 0, decode_seconds = 0;
+  std::vector<double> prefill_seconds;  // a prompt each: the first also brings the weights into memory
+  double decode_seconds = 0;
 };
 
 // A prompt gives the same tokens alone and in company: each is prefilled by itself and decoded with sums of its own.

@@ -29,6 +29,11 @@ at::Tensor implied_positions(const ForwardInput& in) {
   return (count.unsqueeze(0) + start).clamp_min(0);  // [B, N]
 }
 
+// x + y; in x's own memory where nobody else can want the old value.
+at::Tensor add_residual(at::Tensor x, const at::Tensor& y, bool keep) {
+  return keep || !kernels::fused(x) || !kernels::fused(y) ? x + y : x.add_(y);
+}
+
 }  // namespace
 
 Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std::shared_ptr<const Seams> seams)
@@ -72,7 +77,7 @@ ForwardOutput Llama::forward(const ForwardInput& in) const {
     attention.caches = in.caches;
     const Seams::Attended attended = seams_->attention(attention, position);
     const at::Tensor merged = attended.values.transpose(1, 2).reshape({batch, length, -1});  // [B, N, H D]
-    x = x + seams_->linear(i, Projection::o, w.o, merged);
+    x = add_residual(x, seams_->linear(i, Projection::o, w.o, merged), in.all_hidden);
     position = seams_->after_attention(i, std::move(position), attended.attended);
 
     const at::Tensor middle = kernels::rms_norm(x, w.post_attention_norm, config_.rms_norm_eps);
@@ -80,7 +85,7 @@ ForwardOutput Llama::forward(const ForwardInput& in) const {
                                                seams_->linear(i, Projection::up, w.up, middle));  // [B, N, I]
     const at::Tensor y = seams_->linear(i, Projection::down, w.down, gated);
     position = seams_->after_mlp(i, std::move(position), y);
-    x = x + y;
+    x = add_residual(x, y, in.all_hidden);
   }
   for (SequenceCache* cache : in.caches) cache->advance(length);
   out.last = kernels::rms_norm(x, weights_.norm, config_.rms_norm_eps);

@@ -3,52 +3,13 @@
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/loops.h"
 
 namespace tapetune::kernels {
 
 namespace {
 
 constexpr std::int64_t grain = 16384;  // elements a thread should get at least
-
-TAPETUNE_SIMD void rms_norm_row(const float* x, const float* weight, float* y, std::int64_t width, float eps) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < width; ++i) sum += x[i] * x[i];
-  const float scale = 1.0F / std::sqrt(sum / static_cast<float>(width) + eps);
-#pragma omp simd
-  for (std::int64_t i = 0; i < width; ++i) y[i] = weight[i] * (x[i] * scale);
-}
-
-TAPETUNE_SIMD void rotate_row(float* x, const float* cos, const float* sin, std::int64_t half) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < half; ++i) {
-    const float a = x[i], b = x[half + i];
-    x[i] = a * cos[i] - b * sin[i];
-    x[half + i] = b * cos[i] + a * sin[i];
-  }
-}
-
-// exp by splitting off the power of two and a polynomial for the rest: 2 ulp, and the compiler vectorises it.
-inline float fast_exp(float x) {
-  x = std::min(std::max(x, -87.0F), 88.0F);
-  const float n = std::floor(x * 1.44269504F + 0.5F);
-  const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
-  float p = 1.9875691500e-4F;
-  p = p * r + 1.3981999507e-3F;
-  p = p * r + 8.3334519073e-3F;
-  p = p * r + 4.1665795894e-2F;
-  p = p * r + 1.6666665459e-1F;
-  p = p * r + 5.0000001201e-1F;
-  p = p * r * r + r + 1.0F;
-  const auto power = static_cast<std::int32_t>(n) + 127;
-  return p * std::bit_cast<float>(power << 23);
-}
-
-TAPETUNE_SIMD void silu_mul_range(float* gate, const float* up, std::int64_t count) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1.0F + fast_exp(-gate[i])) * up[i];
-}
 
 }  // namespace
 
@@ -71,7 +32,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   auto* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, rows, std::max<std::int64_t>(1, grain / width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
-      rms_norm_row(from + r * width, w, to + r * width, width, static_cast<float>(eps));
+      loops::rms_norm(from + r * width, w, to + r * width, width, static_cast<float>(eps));
     }
   });
   return out;
@@ -101,7 +62,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
                        const std::int64_t b = row / tokens, n = row % tokens;
                        for (std::int64_t h = 0; h < heads; ++h) {
                          const std::int64_t angle = b * batch_stride + ((h / group) * tokens + n) * half;
-                         rotate_row(data + (row * heads + h) * 2 * half, c + angle, s + angle, half);
+                         loops::rotate(data + (row * heads + h) * 2 * half, c + angle, s + angle, half);
                        }
                      }
                    });
@@ -113,7 +74,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   auto* g = gate.mutable_data_ptr<float>();
   const auto* u = up.const_data_ptr<float>();
   at::parallel_for(0, gate.numel(), grain,
-                   [&](std::int64_t begin, std::int64_t end) { silu_mul_range(g + begin, u + begin, end - begin); });
+                   [&](std::int64_t begin, std::int64_t end) { loops::silu_mul(g + begin, u + begin, end - begin); });
   return gate;
 }
 
