@@ -220,6 +220,16 @@ TEST_CASE("bad input: a prompt longer than the context") {
             .exit == 0);
 }
 
+TEST_CASE("bad input: a device that is none, or is not there") {
+  const Model model;
+  const auto on = [&](const std::string& device) {
+    return run({"logits", model.path(), "--tokens", "1", "--out", model.out(), "--device", device});
+  };
+  refused(on("tpu"), Contains("[device] tpu is not a device; give cpu, cuda or cuda:N"), model.out());
+  refused(on("cuda:x"), Contains("cuda:x is not a device"), model.out());
+  refused(on("cuda:99"), Contains("[device] cuda:99") && Contains("use --device cpu"), model.out());
+}
+
 TEST_CASE("bad input: an output that already exists is refused unless --force") {
   const Model model;
   fs::create_directory(model.out());

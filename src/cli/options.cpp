@@ -8,6 +8,7 @@
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "model/device.h"
 
 namespace tapetune::cli {
 
@@ -15,6 +16,7 @@ void ModelOptions::add_to(CLI::App& verb) {
   verb.add_option("model", folder, "Folder of a Hugging Face checkpoint")->required();
   verb.add_option("--dtype", dtype, "Arithmetic: auto, f32, bf16 or f64 (weights stay as stored)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f64"}));
+  verb.add_option("--device", device, "cpu (default), cuda or cuda:N");
   verb.add_option("--threads", threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
 }
 
@@ -31,7 +33,9 @@ Checkpoint ModelOptions::open() const {
 }
 
 Llama ModelOptions::load(const Checkpoint& checkpoint) const {
-  return Llama::open(checkpoint, dtype == "auto" ? default_dtype(checkpoint) : dtype_from_word(dtype).value());
+  const at::Device where = open_device(device);
+  return Llama::open(checkpoint, dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value(),
+                     where);
 }
 
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where) {

@@ -20,6 +20,7 @@ namespace tapetune::cli {
 struct ModelOptions {
   std::string folder;
   std::string dtype = "auto";
+  std::string device = "cpu";
   int threads = 0;
 
   void add_to(CLI::App& verb);

@@ -42,18 +42,20 @@ Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std
       dtype_(dtype),
       seams_(seams ? std::move(seams) : std::make_shared<const Seams>()) {}
 
-Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype) {
-  return {checkpoint.config(), map_weights(checkpoint), dtype};
+Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {
+  return {checkpoint.config(), map_weights(checkpoint, device), dtype};
 }
 
 SequenceCache Llama::make_cache(std::int64_t capacity) const {
   return {config_, capacity, weights_.embedding.options().dtype(dtype_)};
 }
 
-ForwardOutput Llama::forward(const ForwardInput& in) const {
-  check_tokens(in.tokens, config_.vocab_size);
+ForwardOutput Llama::forward(const ForwardInput& given) const {
+  check_tokens(given.tokens, config_.vocab_size);
+  ForwardInput in = given;
+  in.tokens = in.tokens.to(weights_.embedding.device());
   const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
-  const at::Tensor positions = in.positions.defined() ? in.positions : implied_positions(in);
+  const at::Tensor positions = in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in);
   const std::int64_t planned = in.planned_length > 0 ? in.planned_length : positions.max().item<std::int64_t>() + 1;
 
   ForwardOutput out;
@@ -95,9 +97,10 @@ ForwardOutput Llama::forward(const ForwardInput& in) const {
 
 at::Tensor Llama::logits(const at::Tensor& hidden) const { return apply(weights_.head, hidden); }
 
-at::ScalarType default_dtype(const Checkpoint& checkpoint) {
+at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device) {
   const at::ScalarType stored = checkpoint.dtype();
-  return stored == at::kDouble || (stored == at::kBFloat16 && cpu_has_fast_bf16()) ? stored : at::kFloat;
+  if (stored == at::kDouble || !device.is_cpu()) return stored;
+  return stored == at::kBFloat16 && cpu_has_fast_bf16() ? stored : at::kFloat;
 }
 
 }  // namespace tapetune

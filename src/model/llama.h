@@ -30,7 +30,7 @@ class Llama {
  public:
   // dtype: of the activations; the weights stay as they are stored.
   Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std::shared_ptr<const Seams> seams = nullptr);
-  static Llama open(const Checkpoint& checkpoint, at::ScalarType dtype);
+  static Llama open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device = at::kCPU);
 
   ForwardOutput forward(const ForwardInput& in) const;
   at::Tensor logits(const at::Tensor& hidden) const;  // [..., hidden] -> [..., vocab]
@@ -48,6 +48,6 @@ class Llama {
 };
 
 // The dtype to compute in by default: the checkpoint's, or f32 where the CPU is slow at it.
-at::ScalarType default_dtype(const Checkpoint& checkpoint);
+at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device = at::kCPU);
 
 }  // namespace tapetune

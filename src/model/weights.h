@@ -24,6 +24,7 @@ struct LlamaWeights {
   Linear head;      // [vocab, hidden]; the embedding itself where tied
 };
 
-LlamaWeights map_weights(const Checkpoint& checkpoint);
+// On the CPU the weights stay mapped; a GPU gets a copy, tensor by tensor.
+LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device = at::kCPU);
 
 }  // namespace tapetune

@@ -4,6 +4,9 @@
 #include <c10/core/GradMode.h>
 
 #include "kernels/cpu/loops.h"
+#ifdef TAPETUNE_CUDA
+#include "kernels/cuda/pointwise.h"
+#endif
 
 namespace tapetune::kernels {
 
@@ -18,6 +21,9 @@ bool fused(const at::Tensor& x) {
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+#ifdef TAPETUNE_CUDA
+  if (cuda::applies({x, weight})) return cuda::rms_norm(x, weight, eps);
+#endif
   if (!fused(x) || weight.scalar_type() != at::kFloat || !weight.is_contiguous()) {
     const auto precise = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor wide = x.to(precise);
@@ -39,6 +45,9 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+#ifdef TAPETUNE_CUDA
+  if (cuda::applies({x})) return cuda::rotate(x, cos, sin);
+#endif
   const std::int64_t batch = x.size(0), tokens = x.size(1), heads = x.size(2), half = x.size(3) / 2;
   const std::int64_t channels = cos.size(1), group = heads / channels;
   if (!fused(x) || !x.is_contiguous() || cos.scalar_type() != at::kFloat || !cos.is_contiguous() ||
@@ -70,6 +79,9 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 }
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
+#ifdef TAPETUNE_CUDA
+  if (cuda::applies({gate, up})) return cuda::silu_mul(gate, up);
+#endif
   if (!fused(gate) || !fused(up) || !gate.is_contiguous() || !up.is_contiguous()) return at::silu(gate) * up;
   auto* g = gate.mutable_data_ptr<float>();
   const auto* u = up.const_data_ptr<float>();

@@ -1,0 +1,31 @@
+#include "model/device.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <dlfcn.h>
+
+#include "core/error.h"
+
+namespace tapetune {
+
+at::Device open_device(const std::string& name) {
+  if (name == "cpu") return at::kCPU;
+  const std::string number = name.size() > 5 ? name.substr(5) : "0";
+  if (name.rfind("cuda", 0) != 0 || (name.size() > 4 && name[4] != ':') || number.size() > 2 ||
+      number.find_first_not_of("0123456789") != std::string::npos) {
+    fail("device", "{} is not a device; give cpu, cuda or cuda:N.", name);
+  }
+  // The binary links only LibTorch's CPU half, so that it starts fast and runs anywhere. This must come before the
+  // first question whether there is a GPU, because the answer is kept.
+  if (::dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    fail("device", "{}: LibTorch's CUDA half cannot be loaded ({}); run tools/setup --full, or use --device cpu.", name,
+         ::dlerror());
+  }
+  const int count = at::hasCUDA() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
+  if (std::stoi(number) >= count) {
+    fail("device", "{}: this machine has {} usable GPU{}; use --device cpu.", name, count, count == 1 ? "" : "s");
+  }
+  return {at::kCUDA, static_cast<at::DeviceIndex>(std::stoi(number))};
+}
+
+}  // namespace tapetune
