@@ -16,12 +16,15 @@ if(TAPETUNE_CUDA)
   endif()
 endif()
 
-function(tapetune_enable_cuda target)
-  enable_language(CUDA)
-  target_sources(${target} PRIVATE ${ARGN})
-  target_compile_definitions(${target} PRIVATE TAPETUNE_CUDA)
+function(tapetune_enable_cuda target kernels wrappers)
+  # Apart from the rest, because CMake 3.25 would pass on the C++ standard and believes that nvcc has no C++20.
+  add_library(tapetune_cuda STATIC ${kernels})
+  set_property(TARGET tapetune_cuda PROPERTY CXX_STANDARD)
+  target_include_directories(tapetune_cuda PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_sources(${target} PRIVATE ${wrappers})
+  target_compile_definitions(${target} PUBLIC TAPETUNE_CUDA) # public, or the shared precompiled header would not fit
   target_include_directories(${target} SYSTEM PRIVATE ${cuda_root}/include)
-  target_link_libraries(${target} PUBLIC -Wl,--no-as-needed ${TAPETUNE_TORCH}/lib/libtorch_cuda.so
-    ${TAPETUNE_TORCH}/lib/libc10_cuda.so ${cuda_root}/lib/libcudart.so.13 -Wl,--as-needed)
+  target_link_libraries(${target} PUBLIC $<BUILD_INTERFACE:tapetune_cuda> -Wl,--no-as-needed
+    ${TAPETUNE_TORCH}/lib/libtorch_cuda.so ${TAPETUNE_TORCH}/lib/libc10_cuda.so ${cuda_root}/lib/libcudart.so.13 -Wl,--as-needed)
   target_link_options(${target} PUBLIC "LINKER:-rpath,${cuda_root}/lib")
 endfunction()

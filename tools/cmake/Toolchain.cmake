@@ -1,8 +1,9 @@
 # Compiler, linker and cache settings shared by all targets: link tapetune_options privately.
 add_library(tapetune_options INTERFACE)
-target_compile_options(tapetune_options INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-error=deprecated-declarations)
+target_compile_options(tapetune_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Werror;-Wno-error=deprecated-declarations>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(tapetune_options INTERFACE -Wno-restrict) # gcc 12 sees overlaps in std::string that are none
+  target_compile_options(tapetune_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>) # gcc 12 sees overlaps in std::string that are none
 endif()
 if(TAPETUNE_SANITIZE)
   target_compile_options(tapetune_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)
@@ -17,7 +18,7 @@ if(CCACHE)
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime CCACHE_PCH_EXTSUM=1 ${CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    add_compile_options(-fpch-preprocess)
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
   endif()
 endif()
 

@@ -17,7 +17,8 @@ message(STATUS "LibTorch ${torch_version}: ${TAPETUNE_TORCH}")
 add_library(tapetune_torch INTERFACE)
 # After the system's folders, because LibTorch carries headers of other libraries (fmt) in other versions.
 target_compile_options(tapetune_torch INTERFACE
-  "SHELL:-idirafter \"${TAPETUNE_TORCH}/include\"" "SHELL:-idirafter \"${TAPETUNE_TORCH}/include/torch/csrc/api/include\"")
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter \"${TAPETUNE_TORCH}/include\">"
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter \"${TAPETUNE_TORCH}/include/torch/csrc/api/include\">")
 target_compile_definitions(tapetune_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
 target_link_libraries(tapetune_torch INTERFACE ${TAPETUNE_TORCH}/lib/libtorch_cpu.so ${TAPETUNE_TORCH}/lib/libc10.so)
 target_link_options(tapetune_torch INTERFACE "LINKER:-rpath,${TAPETUNE_TORCH}/lib")
@@ -28,7 +29,7 @@ if(torch_gomp)
   list(GET torch_gomp 0 torch_gomp)
   add_library(OpenMP::OpenMP_CXX INTERFACE IMPORTED)
   set_target_properties(OpenMP::OpenMP_CXX PROPERTIES
-    INTERFACE_COMPILE_OPTIONS -fopenmp INTERFACE_LINK_LIBRARIES ${torch_gomp})
+    INTERFACE_COMPILE_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-fopenmp> INTERFACE_LINK_LIBRARIES ${torch_gomp})
 else()
   find_package(OpenMP REQUIRED)
 endif()
