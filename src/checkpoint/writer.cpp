@@ -126,6 +126,7 @@ void write_checkpoint(const fs::path& folder, const ModelConfig& config, const s
 void save_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors, bool replace,
                       const std::map<std::string, std::string>& file_metadata) {
   std::vector<TensorEntry> entries;
+  entries.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
     entries.push_back({name, dtype_to_safetensors(tensor.scalar_type()), tensor.sizes().vec()});
   }

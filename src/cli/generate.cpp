@@ -101,6 +101,7 @@ void run(const Options& options) {
          checkpoint.config().longest_context());
   }
   std::vector<std::vector<std::int64_t>> tokens;
+  tokens.reserve(prompts.size());
   for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
 
   // One prompt streams; several come out one after the other when all are done. The prompt is echoed with the first
