@@ -182,6 +182,24 @@ TEST_CASE("bad input: a missing tensor and a wrong shape") {
   refused_by_all(model, Contains("tensor model.layers.1.mlp.up_proj.weight [56, 32] is missing"));
 }
 
+TEST_CASE("bad input: sizes that no file can have") {
+  const Model model;
+  model.config("num_hidden_layers", 2'000'000'000);
+  refused_by_all(model, Contains("config.json says 2000000000 layers, but the files hold"));
+}
+
+TEST_CASE("a head that differs from embeddings it is said to be tied to is used, with a warning") {
+  const Model model;
+  const std::vector<std::string> logits{"logits", model.path(), "--tokens", "1,2", "--force", "--out", model.out()};
+  CHECK(run(logits).exit == 0);
+  const std::string untied = read_file(model.out());
+  model.config("tie_word_embeddings", true);
+  const RunResult result = run(logits);
+  CHECK(result.exit == 0);
+  CHECK_THAT(result.err, Contains("lm_head.weight differs"));
+  CHECK(read_file(model.out()) == untied);
+}
+
 TEST_CASE("bad input: NaN in the rotary settings") {
   const Model model;
   std::string config = read_file(model / "config.json");

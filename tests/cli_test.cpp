@@ -1,5 +1,9 @@
 // The verbs as a user runs them.
-#include <fstream>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "catch.h"
 #include "core/json.h"
@@ -130,6 +134,50 @@ TEST_CASE("generate ends at the EOS that generation_config.json names") {
   CHECK(ended["stopped"] == "eos");
   CHECK(ended["tokens"].size() <= 4);
   CHECK(ended["tokens"].back() == free["tokens"][3]);
+}
+
+TEST_CASE("an end token that the user wrote stays, one that the tokenizer adds does not") {
+  const Model model;
+  const auto prompt_tokens = [&](const std::string& prompt) {
+    return Json::parse(
+        run({"generate", model.path(), "--prompt", prompt, "--max-new-tokens", "1", "--json"}).out)["prompt_tokens"];
+  };
+  const Json plain = prompt_tokens("ab");
+  CHECK(plain.size() == 3);
+  CHECK(prompt_tokens("ab</s>").back() == 2);
+  write_file(model.folder / "m" / "tokenizer_config.json",
+             R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true, "add_eos_token": true})");
+  CHECK(prompt_tokens("ab") == plain);
+}
+
+TEST_CASE("results that cannot be written are no success") {
+  const Model model;
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"inspect", model.path()},
+        {"generate", model.path(), "--prompt", "ab", "--max-new-tokens", "3"}}) {
+    std::string command = std::string("'") + TAPETUNE_BINARY + "'";
+    for (const std::string& word : words) command += " '" + word + "'";
+    CHECK(WEXITSTATUS(std::system((command + " >/dev/full 2>/dev/null").c_str())) == 1);
+  }
+}
+
+TEST_CASE("an interrupted tokenize ends with exit 3, even while it waits for input") {
+  const Model model;
+  int pipe_ends[2];
+  REQUIRE(::pipe(pipe_ends) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(pipe_ends[0], 0);
+    const std::string path = model.path();
+    ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "-q", "tokenize", path.c_str(), nullptr);
+    ::_exit(127);
+  }
+  ::usleep(1'500'000);
+  ::kill(child, SIGINT);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
 }
 
 TEST_CASE("tokenize prints ids a line and turns them back") {

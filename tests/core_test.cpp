@@ -62,6 +62,39 @@ TEST_CASE("what a killed writer left is removed by the next, what a live one wri
   CHECK(fs::exists(live));
 }
 
+TEST_CASE("where the user stands is never replaced") {
+  const TempFolder folder;
+  write_file(folder / "mine", "precious");
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  for (const char* name : {".", "./", "x/..", ""}) CHECK_THROWS_AS(StagedFolder(name, true), Error);
+  CHECK_THROWS_AS(StagedFolder(folder.path(), true), Error);
+  CHECK_THROWS_AS(StagedFolder("/", true), Error);
+  fs::current_path(before);
+  CHECK(read_file(folder / "mine") == "precious");
+}
+
+TEST_CASE("a folder that appears while another is being written is not replaced") {
+  const TempFolder folder;
+  {
+    StagedFolder staged(folder / "out", false);
+    fs::create_directory(folder / "out");
+    write_file(folder / "out" / "theirs", "precious");
+    CHECK_THROWS_WITH(staged.commit(), Contains("already exists"));
+  }
+  CHECK(read_file(folder / "out" / "theirs") == "precious");
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("files of a killed writer that had our process number are not taken over") {
+  const TempFolder folder;
+  const fs::path stale = folder / fmt::format(".out.partial-{}", ::getpid());
+  fs::create_directory(stale);
+  write_file(stale / "junk", "junk");
+  StagedFolder staged(folder / "out", false);
+  CHECK(fs::is_empty(staged.path()));
+}
+
 TEST_CASE("a whole file replaces only when told and leaves nothing when it is not committed") {
   const TempFolder folder;
   write_file(folder / "f", "old");
@@ -89,5 +122,7 @@ TEST_CASE("JSON errors name the file and the line") {
   CHECK_THROWS_WITH(parse_json("{\n\"a\": 1,\n}", "config", "x.json"),
                     "[config] x.json: is not JSON (line 3); restore the file from where it came.");
   CHECK_THROWS_WITH(parse_json("{\"a\": NaN}", "config", "x.json"), Contains("has NaN, which is not a number"));
+  CHECK_THROWS_WITH(parse_json(std::string(100'000, '['), "config", "x.json"),
+                    Contains("nested deeper than 64 levels"));
   CHECK_THROWS_WITH(parse_json("{\"a\": 1e999}", "config", "x.json"), Contains("x.json"));
 }

@@ -39,21 +39,25 @@ TEST_CASE("cached generation equals uncached for every rotary variant, across th
 TEST_CASE("prompts give the same tokens together as alone, greedy and sampled") {
   const c10::InferenceMode inference;
   const TempFolder folder;
-  const Llama model = tiny_model(folder, "dynamic");
-  std::vector<std::vector<std::int64_t>> many;
-  for (std::int64_t i = 0; i < 20; ++i)
-    many.push_back(std::vector<std::int64_t>(static_cast<std::size_t>(1 + i % 7), 3 + i));
-  for (const double temperature : {0.0, 0.8}) {
-    GenerateOptions options;
-    options.max_new_tokens = 25;
-    options.eos = {11, 12};
-    options.sampling = {temperature, 20, 0.9, 7};
-    const std::vector<Generated> together = generate(model, many, options);
-    for (std::size_t i = 0; i < many.size(); ++i) {
-      INFO("prompt " << i << ", temperature " << temperature);
-      const Generated alone = generate(model, {many[i]}, options)[0];
-      CHECK(together[i].tokens == alone.tokens);
-      CHECK(together[i].stop == alone.stop);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    INFO(dtype);
+    tiny_checkpoint(folder.path(), "dynamic");
+    const Llama model = Llama::open(Checkpoint::open(folder.path()), dtype);
+    std::vector<std::vector<std::int64_t>> many;
+    for (std::int64_t i = 0; i < 20; ++i)
+      many.push_back(std::vector<std::int64_t>(static_cast<std::size_t>(1 + i % 7), 3 + i));
+    for (const double temperature : {0.0, 0.8}) {
+      GenerateOptions options;
+      options.max_new_tokens = 25;
+      options.eos = {11, 12};
+      options.sampling = {temperature, 20, 0.9, 7};
+      const std::vector<Generated> together = generate(model, many, options);
+      for (std::size_t i = 0; i < many.size(); ++i) {
+        INFO("prompt " << i << ", temperature " << temperature);
+        const Generated alone = generate(model, {many[i]}, options)[0];
+        CHECK(together[i].tokens == alone.tokens);
+        CHECK(together[i].stop == alone.stop);
+      }
     }
   }
 }

@@ -39,6 +39,10 @@ TEST_CASE("BOS and EOS follow tokenizer_config.json") {
   CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{a, a + 1, 2});
   write_file(folder / "tokenizer_config.json", R"({"bos_token": "<s>", "tokenizer_class": "LlamaTokenizerFast"})");
   CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{1, a, a + 1});
+  write_file(folder / "tokenizer_config.json", R"({"bos_token": {"content": null}, "tokenizer_class": null})");
+  CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{a, a + 1});
+  write_file(folder / "tokenizer_config.json", "[]");
+  CHECK_THROWS_WITH(Tokenizer::open(folder.path()), Contains("tokenizer_config.json: must be a JSON object"));
   std::filesystem::remove(folder / "tokenizer_config.json");
   CHECK(Tokenizer::open(folder.path()).encode("ab") == TokenIds{a, a + 1});
 }

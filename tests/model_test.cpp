@@ -136,6 +136,48 @@ TEST_CASE("a padded batch gives each row what it gives alone, padded left or rig
   }
 }
 
+TEST_CASE("padded rows fill caches with their own tokens only") {
+  const c10::InferenceMode inference;
+  const Tiny tiny;
+  const at::Tensor tokens = golden().at("tokens");
+  ForwardInput in;
+  in.tokens = at::stack({tokens.narrow(0, 0, 9), at::constant_pad_nd(tokens.narrow(0, 20, 5), {4, 0}, 7)});
+  in.spans = {{0, 9}, {4, 9}};
+  SequenceCache first = tiny.model->make_cache(20), second = tiny.model->make_cache(20);
+  in.caches = {&first, &second};
+  tiny.model->forward(in);
+  CHECK(first.length() == 9);
+  CHECK(second.length() == 5);
+  ForwardInput next = input(at::stack({tokens.narrow(0, 9, 1), tokens.narrow(0, 25, 1)}));
+  next.caches = in.caches;
+  const at::Tensor logits = tiny.logits(next);
+  CHECK(largest_difference(logits[0][0], tiny.logits(input(tokens.narrow(0, 0, 10).unsqueeze(0)))[0][9]) < 1e-5);
+  CHECK(largest_difference(logits[1][0], tiny.logits(input(tokens.narrow(0, 20, 6).unsqueeze(0)))[0][5]) < 1e-5);
+  in.spans = {{0, 9}, {4, 10}};
+  CHECK_THROWS_WITH(tiny.model->forward(in), Contains("must lie within its 9 places"));
+  in.caches = {&first};
+  CHECK_THROWS_WITH(tiny.model->forward(in), Contains("2 rows need as many spans and caches or none"));
+}
+
+TEST_CASE("a gradient reaches whatever asks for one, alone") {
+  const Tiny tiny;
+  const auto has_graph = [&](const std::function<void(LlamaWeights&)>& change, std::int64_t length) {
+    LlamaWeights weights = map_weights(*tiny.checkpoint);
+    change(weights);
+    const Llama model(tiny.checkpoint->config(), weights, at::kFloat);
+    return model.logits(model.forward(input(golden_tokens(length))).last).requires_grad();
+  };
+  const auto trained = [](at::Tensor& t) { t = t.clone().requires_grad_(true); };
+  for (const std::int64_t length : {3, 40}) {  // few rows and many take different kernels
+    INFO(length);
+    CHECK_FALSE(has_graph([](LlamaWeights&) {}, length));
+    CHECK(has_graph([&](LlamaWeights& w) { trained(w.norm); }, length));
+    CHECK(has_graph([&](LlamaWeights& w) { trained(w.layers[0].input_norm); }, length));
+    CHECK(has_graph([&](LlamaWeights& w) { trained(w.layers[1].q.weight); }, length));
+    CHECK(has_graph([&](LlamaWeights& w) { trained(w.layers[1].down.bias); }, length));
+  }
+}
+
 TEST_CASE("given positions that are the implied ones change nothing, and a common shift hardly anything") {
   const c10::InferenceMode inference;
   const Tiny tiny;

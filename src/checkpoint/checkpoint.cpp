@@ -2,6 +2,7 @@
 
 #include "checkpoint/dtype.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace tapetune {
 
@@ -52,6 +53,19 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& c) {
 Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
   Checkpoint checkpoint;
   checkpoint.folder_ = CheckpointFolder::open(folder);
+  ModelConfig& config = checkpoint.folder_.config;
+  if (static_cast<std::uint64_t>(config.layers) > checkpoint.stored().size()) {
+    fail("checkpoint",
+         "{}: config.json says {} layers, but the files hold {} tensors in all; they are of different models.",
+         folder.string(), config.layers, checkpoint.stored().size());
+  }
+  if (config.tied_embeddings && checkpoint.has("lm_head.weight") && checkpoint.has("model.embed_tokens.weight") &&
+      !at::equal(checkpoint.tensor("lm_head.weight"), checkpoint.tensor("model.embed_tokens.weight"))) {
+    // transformers 5 does the same: a head that was stored apart was trained apart.
+    warn("{}: the embeddings are said to be tied, but lm_head.weight differs from them; it is used as it is",
+         folder.string());
+    config.tied_embeddings = false;
+  }
   for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
     const auto found = checkpoint.stored().find(expected.name);
     if (found == checkpoint.stored().end()) {

@@ -147,7 +147,8 @@ const Defaults& find_architecture(const Json& root, std::string_view where) {
 RopeConfig read_rope(const Json& root, std::string_view where, std::int64_t context, std::int64_t head_dim) {
   // transformers 4 has rope_scaling beside rope_theta, transformers 5 one rope_parameters; the former wins.
   const Reader top(root, where, "");
-  const char* name = top.find("rope_scaling") != nullptr ? "rope_scaling" : "rope_parameters";
+  const char* name =
+      top.find("rope_scaling") != nullptr && !top.find("rope_scaling")->empty() ? "rope_scaling" : "rope_parameters";
   const Json* object = top.find(name);
   const Json nothing = Json::object();
   if (object != nullptr && !object->is_object()) top.bad(name, "must be an object", *object);
@@ -261,8 +262,9 @@ std::string_view rope_type_name(RopeType type) { return rope_types[static_cast<s
 
 std::int64_t ModelConfig::longest_context() const {
   // Dynamic scaling is the one kind whose max_position_embeddings stays that of the original model.
-  return rope.type == RopeType::dynamic ? static_cast<std::int64_t>(static_cast<double>(context) * rope.factor)
-                                        : context;
+  if (rope.type != RopeType::dynamic) return context;
+  constexpr double limit = static_cast<double>(std::int64_t{1} << 31);
+  return static_cast<std::int64_t>(std::min(static_cast<double>(context) * rope.factor, limit));
 }
 
 ModelConfig parse_config(std::string_view json, std::string_view where) {

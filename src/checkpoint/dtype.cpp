@@ -59,9 +59,4 @@ std::string dtype_to_transformers(at::ScalarType dtype) {
   return row != nullptr ? std::string(row->transformers) : c10::toString(dtype);
 }
 
-std::string dtype_word(at::ScalarType dtype) {
-  const Names* row = find(dtype);
-  return row != nullptr ? std::string(row->word) : c10::toString(dtype);
-}
-
 }  // namespace tapetune

@@ -13,6 +13,5 @@ std::optional<at::ScalarType> dtype_from_safetensors(std::string_view name);
 std::string dtype_to_safetensors(at::ScalarType dtype);
 std::string dtype_to_transformers(at::ScalarType dtype);
 std::optional<at::ScalarType> dtype_from_word(std::string_view word);  // f32, f16, bf16, f64
-std::string dtype_word(at::ScalarType dtype);
 
 }  // namespace tapetune

@@ -24,19 +24,20 @@ void add_logits(CLI::App& app) {
   auto* input = verb->add_option_group("input", "the tokens to score, one of");
   input->add_option("--tokens", options->tokens, "Token ids: 1,2,3");
   input->add_option("--tokens-file", options->tokens_file, "A file of token ids, separated by spaces, commas or lines");
-  input->add_option("--text", options->text, "Text, tokenised with BOS and EOS as the checkpoint says");
+  const CLI::Option* text =
+      input->add_option("--text", options->text, "Text, tokenised with BOS and EOS as the checkpoint says");
   input->require_option(1);
   verb->add_option("--out", options->out, "File to write: logits [N, vocab] f32")->required();
   verb->add_flag("--hidden", options->hidden, "Also hidden.K, the input of layer K; the last is after the final norm");
   verb->add_flag("--force", options->force, "Replace an existing file");
   verb->footer("example: tapetune logits /models/Llama-2-7b-hf --text 'Hello' --out logits.safetensors");
-  verb->callback([options] {
+  verb->callback([options, text] {
     const c10::InferenceMode inference;
     require_writable(options->out, options->force);
     const Checkpoint checkpoint = options->model.open();
     const std::vector<std::int64_t> tokens =
         !options->tokens_file.empty() ? parse_tokens(read_text(options->tokens_file), options->tokens_file)
-        : !options->text.empty()      ? Tokenizer::open(checkpoint.path()).encode(options->text)
+        : text->count() > 0           ? Tokenizer::open(checkpoint.path()).encode(options->text)
                                       : parse_tokens(options->tokens, "--tokens");
     if (tokens.empty()) fail("logits", "the text has no tokens; give a longer one.");
     const std::int64_t context = checkpoint.config().longest_context();

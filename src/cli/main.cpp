@@ -15,13 +15,9 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   app.footer("tapetune VERB --help has an example of each.");
-  bool quiet = false, verbose = false;
-  app.add_flag("-q,--quiet", quiet, "Errors only on stderr");
-  app.add_flag("-v,--verbose", verbose, "More on stderr");
-  app.parse_complete_callback([&] {
-    using tapetune::LogLevel;
-    tapetune::set_log_level(quiet ? LogLevel::quiet : verbose ? LogLevel::verbose : LogLevel::normal);
-  });
+  bool quiet = false;
+  app.add_flag("-q,--quiet", quiet, "No warnings and no progress on stderr, only errors");
+  app.parse_complete_callback([&] { tapetune::set_quiet(quiet); });
   tapetune::cli::add_inspect(app);
   tapetune::cli::add_generate(app);
   tapetune::cli::add_logits(app);
@@ -31,12 +27,19 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help and --version
     return app.exit(done);
-  } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "[usage] {}; see tapetune{} --help\n", error.what(),
-               app.get_subcommands().empty() ? "" : " " + app.get_subcommands().front()->get_name());
-    return bad_usage;
   }
+  // A full disk behind a pipe or a redirection loses the result; that is no success.
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    tapetune::fail("output", "standard output cannot be written; check the disk.");
   return ok;
+}
+
+int report(std::string_view component, std::string text, ExitCode code) {
+  for (char& c : text) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  fmt::print(stderr, "{}{}\n", component, text);
+  return code;
 }
 
 }  // namespace
@@ -45,20 +48,17 @@ int main(int argc, char** argv) {
   tapetune::catch_signals();
   try {
     return run(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return report("[usage] ", std::string(error.what()) + "; see tapetune --help", bad_usage);
   } catch (const tapetune::Interrupted& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return resumable;
+    return report("", error.what(), resumable);
   } catch (const tapetune::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return bad_input;
+    return report("", error.what(), bad_input);
   } catch (const c10::Error& error) {
-    fmt::print(stderr, "[torch] {}\n", error.what_without_backtrace());
-    return bad_input;
+    return report("[torch] ", error.what_without_backtrace(), bad_input);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "[memory] there is not enough memory; use a shorter sequence or a smaller model\n");
-    return bad_input;
+    return report("[memory] ", "there is not enough memory; use a shorter sequence or a smaller model", bad_input);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "[internal] {}\n", error.what());
-    return bad_input;
+    return report("[internal] ", error.what(), bad_input);
   }
 }

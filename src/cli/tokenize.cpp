@@ -36,6 +36,7 @@ void encode_lines(const Tokenizer& tokenizer, std::istream& in, bool special) {
 
 void decode_lines(const Tokenizer& tokenizer, std::istream& in, bool skip_special, std::string_view where) {
   for (std::string line; std::getline(in, line);) {
+    check_interrupted();
     const Json ids = parse_json(line, "tokenizer", where);
     TokenIds tokens;
     for (const Json& id : ids) {
@@ -61,8 +62,10 @@ void add_tokenize(CLI::App& app) {
     const Tokenizer tokenizer = Tokenizer::open(options->model);
     std::ifstream file;
     if (!options->file.empty()) {
+      std::error_code status;
       file.open(options->file, std::ios::binary);
-      if (!file) fail("tokenizer", "{}: cannot be opened; check the path.", options->file);
+      if (!file || std::filesystem::is_directory(options->file, status))
+        fail("tokenizer", "{}: is not a file that can be read; check the path.", options->file);
     }
     std::istream& in = options->file.empty() ? std::cin : file;
     if (options->decode) {

@@ -97,12 +97,15 @@ void OutputFile::finish() {
   if (closed != 0) fail_errno(path_, "closing", errno);
 }
 
-StagedFolder::StagedFolder(fs::path target, bool replace) : target_(without_trailing_slash(std::move(target))) {
+StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
   std::error_code status;
-  if (target_.empty()) fail("output", "the name of the output folder is empty.");
-  if (fs::exists(target_, status) && !replace) {
-    fail("output", "{}: already exists; choose another folder or give --force to replace it.", target_.string());
+  if (target.empty()) fail("output", "the name of the output folder is empty.");
+  target_ = without_trailing_slash(fs::absolute(target).lexically_normal());
+  if (!target_.has_filename() || fs::equivalent(target_, fs::current_path(), status)) {
+    fail("output", "{}: is where you are or the root; give a folder of its own, for example {}.", target.string(),
+         (target / "model").string());
   }
+  if (fs::exists(target_, status) && !replace_) refuse_existing();
   if (fs::exists(target_, status) && !fs::is_directory(target_, status)) {
     fail("output", "{}: exists and is not a folder; choose another name.", target_.string());
   }
@@ -114,12 +117,18 @@ StagedFolder::StagedFolder(fs::path target, bool replace) : target_(without_trai
     const std::string name = entry.path().filename().string();
     if (name.rfind(prefix, 0) != 0) continue;
     const pid_t owner = static_cast<pid_t>(std::atoi(name.c_str() + prefix.size()));
-    // A live process may still be writing there; a dead one cannot come back for it.
-    if (owner > 0 && ::access(fmt::format("/proc/{}", owner).c_str(), F_OK) != 0) fs::remove_all(entry.path(), status);
+    // A live process may still be writing there; a dead one cannot come back for it, nor can one that had our number.
+    const bool dead = owner == ::getpid() || ::access(fmt::format("/proc/{}", owner).c_str(), F_OK) != 0;
+    if (owner > 0 && dead) fs::remove_all(entry.path(), status);
   }
   staging_ = parent / (prefix + std::to_string(::getpid()));
-  fs::create_directory(staging_, status);
-  if (status) fail("output", "{}: cannot be made: {}; choose another folder.", staging_.string(), status.message());
+  if (!fs::create_directory(staging_, status)) {
+    fail("output", "{}: cannot be made: {}; choose another folder.", staging_.string(), status.message());
+  }
+}
+
+void StagedFolder::refuse_existing() const {
+  fail("output", "{}: already exists; choose another folder or give --force to replace it.", target_.string());
 }
 
 StagedFolder::~StagedFolder() {
@@ -129,20 +138,28 @@ StagedFolder::~StagedFolder() {
 
 void StagedFolder::commit() {
   sync_path(staging_, O_RDONLY | O_DIRECTORY);
-  // Exchanging the two names in one step means that a kill at any moment leaves the old or the new folder, never none.
-  const bool exchanged = ::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0;
-  std::error_code status;
-  if (!exchanged) {
-    fs::remove_all(target_, status);
-    fs::rename(staging_, target_, status);
-    if (status) fail("output", "{}: cannot be put in place: {}.", target_.string(), status.message());
+  const auto rename_with = [&](unsigned flags) {
+    return ::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), flags) == 0 ? 0 : errno;
+  };
+  // Another program may have made the target while we were writing; it is not ours to replace unless we were told so.
+  int error = rename_with(RENAME_NOREPLACE);
+  if (error == 0) {
     staging_.clear();
+  } else if (error == EEXIST) {
+    if (!replace_) refuse_existing();
+    // Exchanging the two names in one step means that a kill at any moment leaves the old or the new folder, never
+    // none. What was replaced then stands under the staging name and goes with it.
+    error = rename_with(RENAME_EXCHANGE);
+  }
+  if (error != 0) {
+    fail("output", "{}: cannot be put in place: {}; choose another folder.", target_.string(), errno_text(error));
   }
   sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
 }
 
 void require_writable(const fs::path& target, bool replace) {
   std::error_code status;
+  if (!target.has_filename()) fail("output", "\"{}\" is not the name of a file.", target.string());
   if (fs::is_directory(target, status))
     fail("output", "{}: is a folder, but a file is to be written.", target.string());
   if (fs::exists(target, status) && !replace) {

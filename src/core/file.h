@@ -61,8 +61,10 @@ class StagedFolder {
   void commit();
 
  private:
+  [[noreturn]] void refuse_existing() const;
   std::filesystem::path target_;
   std::filesystem::path staging_;
+  bool replace_;
 };
 
 // Fails when a file cannot be written there: a folder, a missing parent, or one that exists and may not be replaced.

@@ -8,7 +8,14 @@ namespace tapetune {
 
 Json parse_json(std::string_view text, std::string_view component, std::string_view where) {
   try {
-    return Json::parse(text);
+    // Deep nesting would overflow the stack of whoever walks the tree later; nothing of ours nests deeper than a few
+    // levels.
+    constexpr int deepest = 64;
+    return Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
+      if (depth > deepest)
+        fail(component, "{}: is nested deeper than {} levels; restore the file from where it came.", where, deepest);
+      return true;
+    });
   } catch (const Json::parse_error& error) {
     const std::size_t at = std::min(error.byte, text.size());
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n');

@@ -18,14 +18,10 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void set_log_level(LogLevel level) {
-  logger().set_level(level == LogLevel::quiet     ? spdlog::level::err
-                     : level == LogLevel::verbose ? spdlog::level::info
-                                                  : spdlog::level::warn);
-}
+void set_quiet(bool quiet) { logger().set_level(quiet ? spdlog::level::err : spdlog::level::warn); }
 
-void log_line(bool warning, const std::string& text) {
-  logger().log(warning ? spdlog::level::warn : spdlog::level::info, text);
-}
+bool quiet() { return !logger().should_log(spdlog::level::warn); }
+
+void log_warning(const std::string& text) { logger().warn(text); }
 
 }  // namespace tapetune

@@ -1,4 +1,4 @@
-// Messages for people, on stderr; results go to stdout.
+// Warnings for people, on stderr; results go to stdout.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,19 +8,15 @@
 
 namespace tapetune {
 
-enum class LogLevel { quiet, normal, verbose };
-void set_log_level(LogLevel level);
+// Neither warnings nor progress; errors are always shown.
+void set_quiet(bool quiet);
+bool quiet();
 
-void log_line(bool warning, const std::string& text);
-
-template <typename... Args>
-void note(fmt::format_string<Args...> text, Args&&... args) {
-  log_line(false, fmt::format(text, std::forward<Args>(args)...));
-}
+void log_warning(const std::string& text);
 
 template <typename... Args>
 void warn(fmt::format_string<Args...> text, Args&&... args) {
-  log_line(true, fmt::format(text, std::forward<Args>(args)...));
+  log_warning(fmt::format(text, std::forward<Args>(args)...));
 }
 
 }  // namespace tapetune

@@ -5,6 +5,8 @@
 
 #include <cstdio>
 
+#include "core/log.h"
+
 namespace tapetune {
 
 namespace {
@@ -36,7 +38,7 @@ void Progress::advance(std::uint64_t amount) {
   const auto now = std::chrono::steady_clock::now();
   // Work that ends within a second needs no bar.
   const auto interval = terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10);
-  if (now - start_ < std::chrono::seconds(1) || now - printed_ < interval) return;
+  if (quiet() || now - start_ < std::chrono::seconds(1) || now - printed_ < interval) return;
   printed_ = now;
   print(false);
 }

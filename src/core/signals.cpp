@@ -18,8 +18,10 @@ extern "C" void on_signal(int number) {
 }  // namespace
 
 void catch_signals() {
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+  struct sigaction action{};
+  action.sa_handler = on_signal;  // without SA_RESTART: a read that waits for input ends too
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of write(), like a full disk
 }
 

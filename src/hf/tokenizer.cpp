@@ -32,12 +32,12 @@ std::vector<std::uint32_t> narrow(std::span<const std::int64_t> ids) {
   return narrowed;
 }
 
-// The name of a special token: "<s>" or {"content": "<s>", …}.
-std::string special_token(const Json& config, const char* key) {
+// A text, or the content of an object: "<s>" or {"content": "<s>", …}; empty where it is neither.
+std::string text_of(const Json& config, const char* key) {
   const auto found = config.find(key);
   if (found == config.end()) return {};
-  if (found->is_string()) return found->get<std::string>();
-  return found->is_object() ? found->value("content", std::string()) : std::string();
+  if (found->is_object()) return text_of(*found, "content");
+  return found->is_string() ? found->get<std::string>() : std::string();
 }
 
 std::optional<bool> flag(const Json& config, const char* key) {
@@ -97,8 +97,9 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
   const fs::path config_path = folder / "tokenizer_config.json";
   if (fs::exists(config_path, status)) {
     const Json config = parse_json(read_text(config_path), "tokenizer", config_path.string());
+    if (!config.is_object()) fail("tokenizer", "{}: must be a JSON object; copy it again.", config_path.string());
     const auto id_of = [&](const char* key) -> std::optional<std::int64_t> {
-      const std::string token = special_token(config, key);
+      const std::string token = text_of(config, key);
       const std::int64_t id = token.empty() ? -1 : state->inner->token_id(rust::Str(token));
       return id < 0 ? std::nullopt : std::optional(id);
     };
@@ -106,7 +107,7 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
     state->eos = id_of("eos_token");
     state->add_bos = flag(config, "add_bos_token");
     state->add_eos = flag(config, "add_eos_token");
-    const std::string kind = config.is_object() ? config.value("tokenizer_class", std::string()) : std::string();
+    const std::string kind = text_of(config, "tokenizer_class");
     // transformers' Llama tokenizers add BOS unless told otherwise, whatever tokenizer.json's post-processor says.
     if (kind.rfind("LlamaTokenizer", 0) == 0 && !state->add_bos) state->add_bos = true;
   }
@@ -157,9 +158,6 @@ std::string Tokenizer::decode(std::span<const std::int64_t> ids, bool skip_speci
 std::optional<std::int64_t> Tokenizer::bos() const { return state_->bos; }
 std::optional<std::int64_t> Tokenizer::eos() const { return state_->eos; }
 std::int64_t Tokenizer::size() const { return static_cast<std::int64_t>(state_->inner->size()); }
-std::string Tokenizer::token(std::int64_t id) const {
-  return std::string(state_->inner->token(static_cast<std::uint32_t>(id)));
-}
 
 struct TokenStream::State {
   rust::Box<hf::bridge::TokenStream> inner;

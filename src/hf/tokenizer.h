@@ -35,7 +35,6 @@ class Tokenizer {
   std::optional<std::int64_t> bos() const;
   std::optional<std::int64_t> eos() const;
   std::int64_t size() const;  // one more than the largest id
-  std::string token(std::int64_t id) const;
 
  private:
   friend class TokenStream;

@@ -16,15 +16,15 @@ constexpr std::int64_t grain = 16384;  // elements a thread should get at least
 
 }  // namespace
 
-bool fused(const at::Tensor& x) {
-  return x.is_cpu() && x.scalar_type() == at::kFloat && !(c10::GradMode::is_enabled() && x.requires_grad());
-}
+bool wants_gradient(const at::Tensor& x) { return x.defined() && c10::GradMode::is_enabled() && x.requires_grad(); }
+
+bool fused(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat && !wants_gradient(x); }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 #ifdef TAPETUNE_CUDA
   if (cuda::applies({x, weight})) return cuda::rms_norm(x, weight, eps);
 #endif
-  if (!fused(x) || weight.scalar_type() != at::kFloat || !weight.is_contiguous()) {
+  if (!fused(x) || !fused(weight) || !weight.is_contiguous()) {
     const auto precise = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     const at::Tensor wide = x.to(precise);
     const at::Tensor scaled = wide * at::rsqrt(wide.square().mean(-1, true) + eps);
@@ -46,12 +46,11 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
 #ifdef TAPETUNE_CUDA
-  if (cuda::applies({x})) return cuda::rotate(x, cos, sin);
+  if (cuda::applies({x}) && !wants_gradient(cos) && !wants_gradient(sin)) return cuda::rotate(x, cos, sin);
 #endif
   const std::int64_t batch = x.size(0), tokens = x.size(1), heads = x.size(2), half = x.size(3) / 2;
   const std::int64_t channels = cos.size(1), group = heads / channels;
-  if (!fused(x) || !x.is_contiguous() || cos.scalar_type() != at::kFloat || !cos.is_contiguous() ||
-      !sin.is_contiguous()) {
+  if (!fused(x) || !fused(cos) || !fused(sin) || !x.is_contiguous() || !cos.is_contiguous() || !sin.is_contiguous()) {
     // [B|1, C, N, D/2] -> [B|1, N, H or 1, D/2]
     const auto spread = [&](const at::Tensor& t) {
       const at::Tensor by_token = t.to(x.scalar_type()).transpose(1, 2);

@@ -7,6 +7,8 @@ namespace tapetune::kernels {
 
 // True where the fused form applies: it writes no graph and knows only f32 in CPU memory.
 bool fused(const at::Tensor& x);
+// Whether a gradient is asked for through this tensor; false where it is undefined.
+bool wants_gradient(const at::Tensor& x);
 
 // x / sqrt(mean(x^2) + eps) * weight, over the last axis; statistics in f32 at least.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);  // [..., W], [W] -> [..., W]

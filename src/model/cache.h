@@ -25,8 +25,6 @@ class SequenceCache {
   View append(std::int64_t layer, const at::Tensor& k, const at::Tensor& v);
   // Called once all layers have stored their part of N tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
-  // Forgets everything after the first `length` tokens.
-  void truncate(std::int64_t length) { length_ = length; }
 
  private:
   std::vector<at::Tensor> k_, v_;  // a layer each: [K, capacity, D]

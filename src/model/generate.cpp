@@ -49,7 +49,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
            "falls).",
            i + 1, length, context);
     }
-    const std::int64_t planned = std::min(context, length + options.max_new_tokens);
+    const std::int64_t planned = length + std::min(context - length, options.max_new_tokens);
     const std::int64_t rotary_length = equivalent_length(model.config().rope, model.config().context, planned);
     rows.push_back({i, prompts[i], planned - length, planned, rotary_length, Sampler(options.sampling), nullptr});
   }
@@ -87,6 +87,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
 
   std::vector<Row> active;
   for (Row& row : rows) {
+    check_interrupted();
     const auto start = std::chrono::steady_clock::now();
     if (options.use_cache) row.cache = std::make_unique<SequenceCache>(model.make_cache(row.planned));
     const at::Tensor logits = whole(row);
@@ -95,6 +96,11 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     if (take(row, logits)) active.push_back(std::move(row));
   }
 
+  const LlamaWeights& weights = model.weights();
+  const bool exact = kernels::matvec_applies(
+      at::empty({1, weights.embedding.size(1)}, weights.embedding.options().dtype(model.dtype())),
+      weights.layers.front().q.weight);
+  const std::size_t together = exact ? kernels::matvec_rows : 1;
   const auto start = std::chrono::steady_clock::now();
   while (!active.empty()) {
     if (interrupted()) {
@@ -103,16 +109,14 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     }
     std::vector<at::Tensor> logits;
     if (options.use_cache) {
-      // Rows with the same frequencies share one reading of the weights, up to what the matrix-vector kernel takes: a
+      // Rows with the same frequencies share one reading of the weights, as far as the matrix-vector kernel goes: a
       // matrix product would sum in another order, and a row must not depend on how many others there are.
       for (std::size_t begin = 0; begin < active.size();) {
         std::size_t end = begin;
         ForwardInput in;
         in.planned_length = active[begin].rotary_length;
         std::vector<std::int64_t> last;
-        for (; end < active.size() && active[end].rotary_length == in.planned_length &&
-               end - begin < static_cast<std::size_t>(kernels::matvec_rows);
-             ++end) {
+        for (; end < active.size() && active[end].rotary_length == in.planned_length && end - begin < together; ++end) {
           last.push_back(active[end].tokens.back());
           in.caches.push_back(active[end].cache.get());
         }

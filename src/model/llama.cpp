@@ -1,6 +1,7 @@
 #include "model/llama.h"
 
 #include "core/error.h"
+#include "core/signals.h"
 #include "kernels/pointwise.h"
 
 namespace tapetune {
@@ -13,6 +14,20 @@ void check_tokens(const at::Tensor& tokens, std::int64_t vocab) {
   if (outside.any().item<bool>()) {
     fail("model", "token id {} is out of range: the vocabulary has {} tokens (0 to {}).",
          tokens.masked_select(outside)[0].item<std::int64_t>(), vocab, vocab - 1);
+  }
+}
+
+void check_rows(const ForwardInput& in, std::int64_t batch, std::int64_t length) {
+  const auto fits = [&](std::size_t count) { return count == 0 || count == static_cast<std::size_t>(batch); };
+  if (!fits(in.spans.size()) || !fits(in.caches.size())) {
+    fail("model", "{} rows need as many spans and caches or none, but there are {} and {}.", batch, in.spans.size(),
+         in.caches.size());
+  }
+  for (const RowSpan& span : in.spans) {
+    if (span.begin < 0 || span.begin >= span.end || span.end > length) {
+      fail("model", "a row's tokens [{}, {}) must lie within its {} places and not be empty.", span.begin, span.end,
+           length);
+    }
   }
 }
 
@@ -55,6 +70,7 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
   ForwardInput in = given;
   in.tokens = in.tokens.to(weights_.embedding.device());
   const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
+  check_rows(in, batch, length);
   const at::Tensor positions = in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in);
   const std::int64_t planned = in.planned_length > 0 ? in.planned_length : positions.max().item<std::int64_t>() + 1;
 
@@ -64,6 +80,7 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
   for (std::int64_t i = 0; i < config_.layers; ++i) {
     const LayerWeights& w = weights_.layers[static_cast<std::size_t>(i)];
     if (in.all_hidden) out.hidden.push_back(x);
+    if (length > 1) check_interrupted();  // a long input may take a while; a single token never does
 
     const at::Tensor normed = kernels::rms_norm(x, w.input_norm, config_.rms_norm_eps);
     const auto heads = [&](Projection which, const Linear& frozen) {
@@ -89,7 +106,9 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
     position = seams_->after_mlp(i, std::move(position), y);
     x = add_residual(x, y, in.all_hidden);
   }
-  for (SequenceCache* cache : in.caches) cache->advance(length);
+  for (std::size_t b = 0; b < in.caches.size(); ++b) {
+    in.caches[b]->advance(in.spans.empty() ? length : in.spans[b].end - in.spans[b].begin);
+  }
   out.last = kernels::rms_norm(x, weights_.norm, config_.rms_norm_eps);
   if (in.all_hidden) out.hidden.push_back(out.last);
   return out;

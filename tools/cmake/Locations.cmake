@@ -1,5 +1,5 @@
 # TAPETUNE_TORCH: the folder with LibTorch's lib and include, from the command line, the environment or tools/setup.
-if(NOT DEFINED TAPETUNE_TORCH AND DEFINED ENV{TAPETUNE_TORCH})
+if(NOT DEFINED TAPETUNE_TORCH AND NOT "$ENV{TAPETUNE_TORCH}" STREQUAL "")
   set(TAPETUNE_TORCH $ENV{TAPETUNE_TORCH})
 endif()
 if(NOT TAPETUNE_TORCH AND NOT TAPETUNE_FUZZ)
@@ -11,9 +11,9 @@ if(NOT TAPETUNE_TORCH AND NOT TAPETUNE_FUZZ)
 endif()
 
 # What all checkouts share: downloads and compiled Rust crates.
-if(DEFINED ENV{TAPETUNE_CACHE})
+if(NOT "$ENV{TAPETUNE_CACHE}" STREQUAL "")
   set(TAPETUNE_CACHE $ENV{TAPETUNE_CACHE})
-elseif(DEFINED ENV{XDG_CACHE_HOME})
+elseif(NOT "$ENV{XDG_CACHE_HOME}" STREQUAL "")
   set(TAPETUNE_CACHE $ENV{XDG_CACHE_HOME}/tapetune)
 else()
   set(TAPETUNE_CACHE $ENV{HOME}/.cache/tapetune)

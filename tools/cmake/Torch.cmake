@@ -14,6 +14,9 @@ if(torch_version VERSION_LESS 2.8)
 endif()
 message(STATUS "LibTorch ${torch_version}: ${TAPETUNE_TORCH}")
 
+if(TARGET tapetune_torch) # found before
+  return()
+endif()
 add_library(tapetune_torch INTERFACE)
 # After the system's folders, because LibTorch carries headers of other libraries (fmt) in other versions.
 target_compile_options(tapetune_torch INTERFACE
@@ -25,7 +28,9 @@ target_link_options(tapetune_torch INTERFACE "LINKER:-rpath,${TAPETUNE_TORCH}/li
 
 # One OpenMP runtime in the process: the wheel brings its own, and a second one would fight it for the cores.
 file(GLOB torch_gomp ${TAPETUNE_TORCH}/lib/libgomp*.so*)
-if(torch_gomp)
+if(TARGET OpenMP::OpenMP_CXX)
+  # the caller's choice
+elseif(torch_gomp)
   list(GET torch_gomp 0 torch_gomp)
   add_library(OpenMP::OpenMP_CXX INTERFACE IMPORTED)
   set_target_properties(OpenMP::OpenMP_CXX PROPERTIES

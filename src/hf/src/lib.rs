@@ -1,5 +1,5 @@
 //! Hugging Face's own tokenizers and safetensors crates behind a C++ bridge.
-//! Nothing here panics into C++: every entry point returns a Result, which cxx turns into rust::Error.
+//! What can fail returns a Result, which cxx turns into rust::Error; panics of the tokenizers crate are caught.
 
 mod safetensors_header;
 mod tokenizer;
@@ -45,7 +45,6 @@ mod ffi {
         fn encode_batch(self: &Tokenizer, text: &[u8], ends: &[u64], special: bool) -> Result<EncodedBatch>;
         fn decode(self: &Tokenizer, ids: &[u32], skip_special: bool) -> Result<String>;
         fn token_id(self: &Tokenizer, token: &str) -> i64;
-        fn token(self: &Tokenizer, id: u32) -> String;
         fn size(self: &Tokenizer) -> u64;
 
         type TokenStream;

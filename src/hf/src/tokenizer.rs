@@ -61,10 +61,6 @@ impl Tokenizer {
         self.0.token_to_id(token).map_or(-1, i64::from)
     }
 
-    pub fn token(&self, id: u32) -> String {
-        self.0.id_to_token(id).unwrap_or_default()
-    }
-
     /// One more than the largest id, added tokens included.
     pub fn size(&self) -> u64 {
         self.0.get_vocab(true).values().max().map_or(0, |&id| u64::from(id) + 1)

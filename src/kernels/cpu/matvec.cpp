@@ -1,7 +1,6 @@
 #include "kernels/matvec.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
 
 #include "kernels/cpu/loops.h"
 #include "kernels/pointwise.h"
@@ -10,9 +9,8 @@ namespace tapetune::kernels {
 
 bool matvec_applies(const at::Tensor& x, const at::Tensor& weight) {
   const auto dtype = weight.scalar_type();
-  return fused(x) && weight.is_cpu() && !(c10::GradMode::is_enabled() && weight.requires_grad()) &&
-         weight.is_contiguous() && (dtype == at::kFloat || dtype == at::kBFloat16) &&
-         x.numel() <= matvec_rows * x.size(-1);
+  return fused(x) && weight.is_cpu() && !wants_gradient(weight) && weight.is_contiguous() &&
+         (dtype == at::kFloat || dtype == at::kBFloat16) && x.numel() <= matvec_rows * x.size(-1);
 }
 
 at::Tensor matvec(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {

@@ -1,10 +1,10 @@
 #include "kernels/cuda/pointwise.h"
 
-#include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include "kernels/cuda/loops.h"
+#include "kernels/pointwise.h"
 
 namespace tapetune::kernels::cuda {
 
@@ -18,8 +18,7 @@ bool applies(std::initializer_list<at::Tensor> tensors) {
   const at::Tensor& first = *tensors.begin();
   return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& x) {
     return x.is_cuda() && x.device() == first.device() && x.is_contiguous() && x.scalar_type() == first.scalar_type() &&
-           (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
-           !(c10::GradMode::is_enabled() && x.requires_grad());
+           (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && !wants_gradient(x);
   });
 }
 
