@@ -1,4 +1,7 @@
 #include <CLI/CLI.hpp>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "cli/verbs.h"
 #include "core/error.h"
@@ -45,6 +48,11 @@ int report(std::string_view component, std::string text, ExitCode code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+#ifdef __GLIBC__
+  // Activations come and go layer by layer; giving their pages back each time costs 8% of a prefill in page faults.
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
   tapetune::catch_signals();
   try {
     return run(argc, argv);
