@@ -107,6 +107,9 @@ TEST_CASE("generate streams the text that --json reports, for one prompt and for
   CHECK(with({"--prompt", "ab c"}).out == "ab c" + alone["text"].get<std::string>() + "\n");
   CHECK(with({"--prompt", "ab c", "--no-echo"}).out == alone["text"].get<std::string>() + "\n");
   CHECK(Json::parse(with({"--tokens", "1,8,9", "--json"}).out)["tokens"].size() == 12);
+  // Each --prompt takes one text, so that the model may also come last.
+  CHECK(lines(with({"--prompt", "ab c", "--prompt", "z", "--json"}).out).size() == 2);
+  CHECK(run({"generate", "--prompt", "ab c", model.path(), "--max-new-tokens", "1"}).exit == 0);
 
   write_file(model.folder / "prompts", "ab c\nz\n\nhello there\n");
   const std::vector<std::string> several =

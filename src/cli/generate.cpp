@@ -179,10 +179,13 @@ void add_generate(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("generate", "Text that continues a prompt, streamed");
   options->model.add_to(*verb);
   auto* input = verb->add_option_group("prompt", "what to continue, one of");
-  input->add_option("--prompt", options->prompts, "Text to continue; several give several texts")->take_all();
+  input->add_option("--prompt", options->prompts, "Text to continue; give it several times for several texts")
+      ->allow_extra_args(false);
   input->add_option("--prompt-file", options->prompt_file, "A file with a prompt a line, decoded together");
-  input->add_option("--tokens", options->tokens, "Token ids: 1,2,3 (needs no tokenizer); several give several texts")
-      ->take_all();
+  input
+      ->add_option("--tokens", options->tokens,
+                   "Token ids: 1,2,3 (needs no tokenizer); several times for several texts")
+      ->allow_extra_args(false);
   input->require_option(1);
   verb->add_option("--max-new-tokens", g.max_new_tokens, "Stop after this many (default 256)")
       ->check(CLI::NonNegativeNumber);
