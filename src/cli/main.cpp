@@ -49,7 +49,7 @@ int report(std::string_view component, std::string text, ExitCode code) {
 
 int main(int argc, char** argv) {
 #ifdef __GLIBC__
-  // Activations come and go layer by layer; giving their pages back each time costs 8% of a prefill in page faults.
+  // Activations come and go layer by layer; giving their pages back each time is work for the kernel (8% of a profile).
   ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that glibc takes
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif
