@@ -282,7 +282,6 @@ TEST_CASE("bad input: a full disk leaves nothing and says what to do") {
   const fs::path mount = model.folder / "disk";
   fs::create_directory(mount);
   // A disk of its own, in a namespace of its own; 64 KB are half of what is to be written.
-  bool possible = true;
   const auto small_disk = [&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("tmpfs", mount.c_str(), "tmpfs", 0, "size=64k") != 0) {
@@ -290,8 +289,7 @@ TEST_CASE("bad input: a full disk leaves nothing and says what to do") {
     }
   };
   const RunResult result = run({"convert", model.path(), "--out", (mount / "out").string()}, small_disk);
-  if (result.exit == 99) possible = false;
-  if (!possible) {
+  if (result.exit == 99) {
     fmt::print("SKIPPED: mounting a small disk needs root\n");
     return;
   }

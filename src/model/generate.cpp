@@ -96,10 +96,9 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     if (take(row, logits)) active.push_back(std::move(row));
   }
 
-  const LlamaWeights& weights = model.weights();
-  const bool exact = kernels::matvec_applies(
-      at::empty({1, weights.embedding.size(1)}, weights.embedding.options().dtype(model.dtype())),
-      weights.layers.front().q.weight);
+  const Linear& sample = model.weights().layers.front().q;
+  const at::Tensor row = at::empty({1, sample.weight.size(1)}, sample.weight.options().dtype(model.dtype()));
+  const bool exact = kernels::matvec_applies(row, sample.weight, sample.bias);
   const std::size_t together = exact ? kernels::matvec_rows : 1;
   const auto start = std::chrono::steady_clock::now();
   while (!active.empty()) {

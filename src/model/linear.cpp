@@ -1,7 +1,6 @@
 #include "model/linear.h"
 
 #include "kernels/matvec.h"
-#include "kernels/pointwise.h"
 
 namespace tapetune {
 
@@ -15,7 +14,7 @@ bool cpu_has_fast_bf16() {
 }
 
 at::Tensor apply(const Linear& linear, const at::Tensor& x) {
-  if (kernels::matvec_applies(x, linear.weight) && !kernels::wants_gradient(linear.bias)) {
+  if (kernels::matvec_applies(x, linear.weight, linear.bias)) {
     std::vector<std::int64_t> shape = x.sizes().vec();
     shape.back() = linear.weight.size(0);
     return kernels::matvec(x, linear.weight, linear.bias).view(shape);

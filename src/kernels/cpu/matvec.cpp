@@ -7,9 +7,9 @@
 
 namespace tapetune::kernels {
 
-bool matvec_applies(const at::Tensor& x, const at::Tensor& weight) {
+bool matvec_applies(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto dtype = weight.scalar_type();
-  return fused(x) && weight.is_cpu() && !wants_gradient(weight) && weight.is_contiguous() &&
+  return fused(x) && weight.is_cpu() && !wants_gradient(weight) && !wants_gradient(bias) && weight.is_contiguous() &&
          (dtype == at::kFloat || dtype == at::kBFloat16) && x.numel() <= matvec_rows * x.size(-1);
 }
 
