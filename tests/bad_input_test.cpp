@@ -19,15 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Model {
-  Model() {
-    tiny_checkpoint(folder / "m");
-    tiny_tokenizer(folder / "m");
-  }
-  fs::path operator/(const std::string& name) const { return folder / "m" / name; }
-  std::string path() const { return (folder / "m").string(); }
-  std::string out() const { return (folder / "out").string(); }
-
+struct Model : TinyModel {
   // Splits the weights into shards, for the errors that only an index can have.
   void shard() const {
     CHECK(run({"convert", path(), "--out", (folder / "s").string(), "--shard-size", "30KB"}).exit == 0);
@@ -45,7 +37,6 @@ struct Model {
     json[key] = value;
     write_file(*this / "config.json", json.dump());
   }
-  TempFolder folder;
 };
 
 template <typename Matcher>

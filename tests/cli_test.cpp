@@ -24,15 +24,6 @@ std::vector<std::string> lines(const std::string& text) {
   return list;
 }
 
-struct Model {
-  Model() {
-    tiny_checkpoint(folder / "m");
-    tiny_tokenizer(folder / "m");
-  }
-  std::string path() const { return (folder / "m").string(); }
-  TempFolder folder;
-};
-
 }  // namespace
 
 TEST_CASE("every verb has help with an example, and a wrong word is a usage error") {
@@ -52,7 +43,7 @@ TEST_CASE("every verb has help with an example, and a wrong word is a usage erro
 }
 
 TEST_CASE("inspect tells what is in a checkpoint") {
-  const Model model;
+  const TinyModel model;
   const RunResult table = run({"inspect", model.path()});
   CHECK(table.exit == 0);
   CHECK_THAT(table.out, Contains("LlamaForCausalLM") && Contains("F32") && Contains("context       48"));
@@ -66,7 +57,7 @@ TEST_CASE("inspect tells what is in a checkpoint") {
 }
 
 TEST_CASE("logits writes what transformers computes") {
-  const Model model;
+  const TinyModel model;
   auto golden = load_tensors(data("tiny-logits.safetensors"));
   std::string ids;
   for (std::int64_t i = 0; i < 40; ++i) ids += fmt::format("{} ", golden.at("tokens")[i].item<std::int64_t>());
@@ -83,7 +74,7 @@ TEST_CASE("logits writes what transformers computes") {
 }
 
 TEST_CASE("logits beyond the context are given with a warning") {
-  const Model model;
+  const TinyModel model;
   std::string ids = "1";
   for (int i = 0; i < 60; ++i) ids += ",3";
   const RunResult result = run({"logits", model.path(), "--tokens", ids, "--out", (model.folder / "o").string()});
@@ -92,7 +83,7 @@ TEST_CASE("logits beyond the context are given with a warning") {
 }
 
 TEST_CASE("generate streams the text that --json reports, for one prompt and for several") {
-  const Model model;
+  const TinyModel model;
   const std::vector<std::string> common{"--max-new-tokens", "12", "--ignore-eos"};
   const auto with = [&](std::vector<std::string> words) {
     words.insert(words.begin(), {"generate", model.path()});
@@ -125,7 +116,7 @@ TEST_CASE("generate streams the text that --json reports, for one prompt and for
 }
 
 TEST_CASE("generate ends at the EOS that generation_config.json names") {
-  const Model model;
+  const TinyModel model;
   const auto tokens = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"generate", model.path(), "--prompt", "ab", "--max-new-tokens", "20", "--json"});
     return Json::parse(run(more).out);
@@ -140,7 +131,7 @@ TEST_CASE("generate ends at the EOS that generation_config.json names") {
 }
 
 TEST_CASE("an end token that the user wrote stays, one that the tokenizer adds does not") {
-  const Model model;
+  const TinyModel model;
   const auto prompt_tokens = [&](const std::string& prompt) {
     return Json::parse(
         run({"generate", model.path(), "--prompt", prompt, "--max-new-tokens", "1", "--json"}).out)["prompt_tokens"];
@@ -154,7 +145,7 @@ TEST_CASE("an end token that the user wrote stays, one that the tokenizer adds d
 }
 
 TEST_CASE("results that cannot be written are no success") {
-  const Model model;
+  const TinyModel model;
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"inspect", model.path()},
         {"generate", model.path(), "--prompt", "ab", "--max-new-tokens", "3"}}) {
@@ -165,7 +156,7 @@ TEST_CASE("results that cannot be written are no success") {
 }
 
 TEST_CASE("an interrupted tokenize ends with exit 3, even while it waits for input") {
-  const Model model;
+  const TinyModel model;
   int pipe_ends[2];
   REQUIRE(::pipe(pipe_ends) == 0);
   const pid_t child = ::fork();
@@ -184,7 +175,7 @@ TEST_CASE("an interrupted tokenize ends with exit 3, even while it waits for inp
 }
 
 TEST_CASE("tokenize prints ids a line and turns them back") {
-  const Model model;
+  const TinyModel model;
   write_file(model.folder / "text", "ab\n\nz\n");
   const RunResult ids = run({"tokenize", model.path(), "--file", (model.folder / "text").string()});
   CHECK(lines(ids.out).size() == 3);
@@ -195,7 +186,7 @@ TEST_CASE("tokenize prints ids a line and turns them back") {
 }
 
 TEST_CASE("convert writes a folder with the same logits, other shards and all files") {
-  const Model model;
+  const TinyModel model;
   const std::string out = (model.folder / "out").string();
   CHECK(run({"convert", model.path(), "--out", out, "--shard-size", "30KB"}).exit == 0);
   CHECK(std::filesystem::exists(model.folder / "out" / "model.safetensors.index.json"));

@@ -24,7 +24,7 @@ TEST_CASE("stories260K: logits equal the reference to 1e-4") {
   // 2048 tokens are four times its context, where angles are largest and errors would show.
   const at::Tensor ids = golden.at("ids_2048");
   in.tokens = ids.narrow(0, 0, 2047).unsqueeze(0);
-  const at::Tensor losses = token_losses(model.weights().head, model.forward(in).last[0], ids.narrow(0, 1, 2047));
+  const at::Tensor losses = token_losses(model, model.forward(in).last[0], ids.narrow(0, 1, 2047));
   CHECK(largest_difference(losses, golden.at("nll_2048")) <= 1e-3);
   CHECK(std::abs(losses.mean().item<double>() - golden.at("nll_2048").mean().item<double>()) <= 1e-5);
 }
@@ -67,8 +67,7 @@ TEST_CASE("stories260K: perplexity per story is 3.61") {
     const at::Tensor tokens = at::tensor(ids, at::kLong);
     ForwardInput in;
     in.tokens = tokens.narrow(0, 0, tokens.size(0) - 1).unsqueeze(0);
-    const at::Tensor losses =
-        token_losses(model.weights().head, model.forward(in).last[0], tokens.narrow(0, 1, tokens.size(0) - 1));
+    const at::Tensor losses = token_losses(model, model.forward(in).last[0], tokens.narrow(0, 1, tokens.size(0) - 1));
     sum += losses.mean().item<double>();
     ++count;
   }

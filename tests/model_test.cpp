@@ -30,7 +30,10 @@ ForwardInput input(const at::Tensor& tokens) {
 }
 
 const std::map<std::string, at::Tensor>& golden() {
-  static const auto numbers = load_tensors(data("tiny-logits.safetensors"));
+  static const auto numbers = [] {
+    const c10::InferenceMode not_here(false);  // other tests put them into a graph
+    return load_tensors(data("tiny-logits.safetensors"));
+  }();
   return numbers;
 }
 
@@ -61,7 +64,9 @@ TEST_CASE("hidden states equal transformers', layer by layer") {
   REQUIRE(out.hidden.size() == 3);
   for (std::size_t k = 0; k < 3; ++k) {
     INFO(k);
-    CHECK(largest_difference(out.hidden[k][0], golden().at(fmt::format("hidden.{}", k))) < 1e-5);
+    // f32 on either side is 4e-7 of the largest entry away from f64.
+    const at::Tensor& expected = golden().at(fmt::format("hidden.{}", k));
+    CHECK(largest_difference(out.hidden[k][0], expected) < 2e-6 * expected.abs().max().item<double>());
   }
 }
 
@@ -238,13 +243,16 @@ TEST_CASE("losses come in blocks and equal those from all logits") {
   const at::Tensor targets = golden().at("tokens").narrow(0, 1, 40);
   const at::Tensor expected =
       at::nll_loss(at::log_softmax(tiny.model->logits(hidden), 1), targets, {}, at::Reduction::None);
-  CHECK(largest_difference(token_losses(tiny.model->weights().head, hidden, targets), expected) < 1e-5);
+  CHECK(largest_difference(token_losses(*tiny.model, hidden, targets), expected) < 1e-5);
   // A vocabulary so large that a block is a few tokens.
   const Linear wide{at::randn({5'000'000, 2}, at::kDouble), {}};
+  ModelConfig config;
+  config.vocab_size = 5'000'000;
+  const Llama head_only(config, {{}, {}, {}, wide}, at::kDouble);
   const at::Tensor few = at::randn({7, 2}, at::kDouble), chosen = at::tensor({0, 1, 2, 3, 4, 4'999'999, 6}, at::kLong);
   const at::Tensor all =
       at::nll_loss(at::log_softmax(at::linear(few, wide.weight), 1), chosen, {}, at::Reduction::None);
-  CHECK(largest_difference(token_losses(wide, few, chosen), all) < 1e-9);
+  CHECK(largest_difference(token_losses(head_only, few, chosen), all) < 1e-9);
 }
 
 TEST_CASE("token ids outside the vocabulary are refused with the id and the range") {

@@ -92,12 +92,50 @@ void tiny_tokenizer(const fs::path& folder) {
       R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": true, "add_eos_token": false})");
 }
 
+TinyModel::TinyModel() {
+  tiny_checkpoint(folder / "m");
+  tiny_tokenizer(folder / "m");
+}
+
 std::map<std::string, at::Tensor> load_tensors(const fs::path& file) {
   StoredTensors stored;
   map_safetensors(file, stored);
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [name, tensor] : stored) tensors[name] = tensor_from(tensor);
   return tensors;
+}
+
+ModelConfig random_config(bool tied) {
+  ModelConfig config;
+  config.vocab_size = 61;
+  config.hidden_size = 32;
+  config.intermediate_size = 48;
+  config.layers = 3;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.context = 64;
+  config.tied_embeddings = tied;
+  return config;
+}
+
+LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype) {
+  at::manual_seed(2);
+  const auto normal = [&](std::vector<std::int64_t> shape, double spread) {
+    return (at::randn(shape, at::kDouble) * spread).to(dtype);
+  };
+  const std::int64_t h = config.hidden_size, f = config.intermediate_size, q = config.heads * config.head_dim,
+                     k = config.kv_heads * config.head_dim;
+  const auto linear = [&](std::int64_t out, std::int64_t in) { return Linear{normal({out, in}, 0.2), {}}; };
+  LlamaWeights weights;
+  weights.embedding = normal({config.vocab_size, h}, 1.0);
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    weights.layers.push_back({normal({h}, 0.1) + 1, linear(q, h), linear(k, h), linear(k, h), linear(h, q),
+                              normal({h}, 0.1) + 1, linear(f, h), linear(f, h), linear(h, f)});
+  }
+  weights.norm = normal({h}, 0.1) + 1;
+  weights.head = config.tied_embeddings ? Linear{weights.embedding, {}} : linear(config.vocab_size, h);
+  return weights;
 }
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/config.h"
+#include "model/weights.h"
 
 namespace tapetune::test {
 
@@ -46,7 +47,22 @@ std::filesystem::path shared(const std::string& name);
 void tiny_checkpoint(const std::filesystem::path& folder, const std::string& variant = "default");
 // A tokenizer.json whose tokens are single bytes: ids 3 to 60 are printable characters, "<s>" is 1, "</s>" is 2.
 void tiny_tokenizer(const std::filesystem::path& folder);
+
+// A folder with both, and a place for results beside it.
+struct TinyModel {
+  TinyModel();
+  std::filesystem::path operator/(const std::string& name) const { return folder / "m" / name; }
+  std::string path() const { return (folder / "m").string(); }
+  std::string out() const { return (folder / "out").string(); }
+  TempFolder folder;
+};
+
 std::map<std::string, at::Tensor> load_tensors(const std::filesystem::path& file);
+
+// A Llama small enough for finite differences: 3 layers, 4 heads over 2 for keys and values, width 32, vocabulary 61.
+ModelConfig random_config(bool tied);
+// The same numbers in any dtype.
+LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype);
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b);
 

@@ -93,14 +93,14 @@ void run(const Options& options) {
   std::optional<Tokenizer> tokenizer;
   if (with_text) tokenizer.emplace(Tokenizer::open(checkpoint.path()));
   const std::vector<Prompt> prompts = read_prompts(options, tokenizer ? &*tokenizer : nullptr);
-  const Llama model = options.model.load(checkpoint);
+  const Llama model = options.model.load(checkpoint).model;
 
   GenerateOptions wanted = options.generate;
   wanted.use_cache = !options.no_cache;
   if (!options.ignore_eos) wanted.eos = end_tokens(checkpoint);
-  if (wanted.context > checkpoint.config().longest_context()) {
+  if (wanted.context > model.config().longest_context()) {
     warn("--context {} is beyond the model's {}; expect worse text past it", wanted.context,
-         checkpoint.config().longest_context());
+         model.config().longest_context());
   }
   std::vector<std::vector<std::int64_t>> tokens;
   tokens.reserve(prompts.size());
@@ -157,7 +157,7 @@ void run(const Options& options) {
     }
     if (results[i].stop == Stop::context) {
       warn("prompt {} stopped at the context of {} tokens", i + 1,
-           wanted.context > 0 ? wanted.context : checkpoint.config().longest_context());
+           wanted.context > 0 ? wanted.context : model.config().longest_context());
     }
   }
   if (options.timing) {
@@ -177,7 +177,7 @@ void add_generate(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   GenerateOptions& g = options->generate;
   CLI::App* verb = app.add_subcommand("generate", "Text that continues a prompt, streamed");
-  options->model.add_to(*verb);
+  options->model.add_to(*verb, /*seeded=*/true);
   auto* input = verb->add_option_group("prompt", "what to continue, one of");
   input->add_option("--prompt", options->prompts, "Text to continue; give it several times for several texts")
       ->allow_extra_args(false);

@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/checkpoint.h"
+#include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/json.h"
 #include "core/log.h"
@@ -26,6 +27,31 @@ std::string rope_text(const ModelConfig& config) {
   if (rope.type != RopeType::standard) text += fmt::format(", factor {:g}", rope.factor);
   if (rope.original_context > 0) text += fmt::format(", original context {}", rope.original_context);
   return text;
+}
+
+Json describe_adapter(const AdaptedModel& adapted) {
+  std::map<std::string, std::int64_t> by_part;
+  std::int64_t trained = 0;
+  for (const Parameter& p : adapted.parameters) {
+    const char* part = p.name == "model.embed_tokens.weight"                       ? "embeddings"
+                       : p.name == "lm_head.weight"                                ? "head"
+                       : p.name.find("norm") != std::string::npos                  ? "norms"
+                       : p.name.find(".lora_") != std::string::npos                ? "low-rank"
+                       : p.name.find("post_attention_linear") != std::string::npos ? "attention mixing"
+                       : p.name.find(".pe.") != std::string::npos                  ? "position"
+                                                                                   : "weights";
+    by_part[part] += p.value.numel();
+    trained += p.value.numel();
+  }
+  Json root;
+  root["method"] = adapted.options.method;
+  root["settings"] = method_json(adapted.options);
+  root["settings"].erase("method");
+  root["trained_parameters"] = trained;
+  root["trained_by_part"] = by_part;
+  root["context"] = adapted.model.config().longest_context();
+  root["rope"] = rope_text(adapted.model.config());
+  return root;
 }
 
 Json describe(const Checkpoint& checkpoint) {
@@ -68,9 +94,8 @@ Json describe(const Checkpoint& checkpoint) {
   return root;
 }
 
-void print_table(const Checkpoint& checkpoint) {
+void print_table(const Checkpoint& checkpoint, const Json& d) {
   const ModelConfig& c = checkpoint.config();
-  const Json d = describe(checkpoint);
   const auto row = [](std::string_view key, const std::string& value) { fmt::print("{:<13} {}\n", key, value); };
   const auto counts = [](const Json& parts) {
     std::string text;
@@ -93,27 +118,46 @@ void print_table(const Checkpoint& checkpoint) {
   row("context", grouped(static_cast<std::uint64_t>(c.longest_context())));
   row("rotary", rope_text(c));
   row("tokenizer", d["tokenizer"].get<bool>() ? "tokenizer.json" : "none (no tokenizer.json in the folder)");
+  if (!d.contains("adapter")) return;
+  const Json& a = d["adapter"];
+  row("method", a["method"]);
+  std::string settings;
+  for (const auto& [key, value] : a["settings"].items()) {
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    if (!text.empty()) settings += fmt::format("{}{}={}", settings.empty() ? "" : " ", key, text);
+  }
+  row("  settings", settings);
+  row("  trained", grouped(a["trained_parameters"].get<std::uint64_t>()));
+  row("  by part", counts(a["trained_by_part"]));
+  row("  context", grouped(a["context"].get<std::uint64_t>()));
+  row("  rotary", a["rope"]);
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app) {
   struct Options {
-    std::string model;
+    ModelOptions model;
     bool json = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      app.add_subcommand("inspect", "What a checkpoint holds: architecture, parameters, dtypes, sizes, context");
-  verb->add_option("model", options->model, "Folder of a Hugging Face checkpoint")->required();
+  CLI::App* verb = app.add_subcommand(
+      "inspect", "What a checkpoint holds: architecture, parameters, dtypes, sizes, context; and what a method trains");
+  options->model.add_to(*verb);
   verb->add_flag("--json", options->json, "For programs");
-  verb->footer("example: tapetune inspect /models/Llama-2-7b-hf");
+  verb->footer("example: tapetune inspect /models/Llama-2-7b-hf --method tape train_also=embeddings,norms");
   verb->callback([options] {
-    const Checkpoint checkpoint = Checkpoint::open(options->model);
+    const Checkpoint checkpoint = Checkpoint::open(options->model.folder);
+    Json description = describe(checkpoint);
+    if (!options->model.adapter.empty() || !options->model.method.empty()) {
+      const AdaptedModel adapted = options->model.load(checkpoint);
+      description["adapter"] = describe_adapter(adapted);
+      for (const std::string& note : adapted.notes) warn("{}", note);
+    }
     if (options->json) {
-      fmt::print("{}\n", describe(checkpoint).dump(2));
+      fmt::print("{}\n", description.dump(2));
     } else {
-      print_table(checkpoint);
+      print_table(checkpoint, description);
     }
   });
 }

@@ -40,12 +40,12 @@ void add_logits(CLI::App& app) {
         : text->count() > 0           ? Tokenizer::open(checkpoint.path()).encode(options->text)
                                       : parse_tokens(options->tokens, "--tokens");
     if (tokens.empty()) fail("logits", "the text has no tokens; give a longer one.");
-    const std::int64_t context = checkpoint.config().longest_context();
+    const Llama model = options->model.load(checkpoint).model;
+    const std::int64_t context = model.config().longest_context();
     if (static_cast<std::int64_t>(tokens.size()) > context) {
       warn("{} tokens are more than the model's context of {}; the logits past it are as the model gives them",
            tokens.size(), context);
     }
-    const Llama model = options->model.load(checkpoint);
     ForwardInput in;
     in.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
     in.all_hidden = options->hidden;

@@ -26,6 +26,8 @@ int run(int argc, char** argv) {
   tapetune::cli::add_logits(app);
   tapetune::cli::add_tokenize(app);
   tapetune::cli::add_convert(app);
+  tapetune::cli::add_adapter(app);
+  tapetune::cli::add_check(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help and --version

@@ -5,6 +5,7 @@
 
 #include <charconv>
 
+#include "adapters/peft.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -12,12 +13,19 @@
 
 namespace tapetune::cli {
 
-void ModelOptions::add_to(CLI::App& verb) {
+void ModelOptions::add_to(CLI::App& verb, bool seeded) {
   verb.add_option("model", folder, "Folder of a Hugging Face checkpoint")->required();
   verb.add_option("--dtype", dtype, "Arithmetic: auto, f32, bf16 or f64 (weights stay as stored)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f64"}));
   verb.add_option("--device", device, "cpu (default), cuda or cuda:N");
   verb.add_option("--threads", threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
+  auto* adapted = verb.add_option("--adapter", adapter, "Folder of an adapter, in PEFT's layout");
+  std::string names;
+  for (const Method& each : methods()) names += fmt::format("{}{}", names.empty() ? "" : ", ", each.name);
+  verb.add_option("--method", method, "A method at its start, with its settings: NAME [key=value ...] (" + names + ")")
+      ->type_name("NAME [key=value ...]")
+      ->excludes(adapted);
+  if (!seeded) verb.add_option("--seed", seed, "Of a method's starting values");
 }
 
 Checkpoint ModelOptions::open() const {
@@ -32,10 +40,18 @@ Checkpoint ModelOptions::open() const {
   return checkpoint;
 }
 
-Llama ModelOptions::load(const Checkpoint& checkpoint) const {
+AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   const at::Device where = open_device(device);
-  return Llama::open(checkpoint, dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value(),
-                     where);
+  const at::ScalarType arithmetic = dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value();
+  const LlamaWeights weights = map_weights(checkpoint, where);
+  if (!adapter.empty()) return load_adapter(checkpoint.config(), weights, adapter, arithmetic);
+  const std::vector<std::string> words(method.begin() + (method.empty() ? 0 : 1), method.end());
+  return adapt(checkpoint.config(), weights, parse_method(method.empty() ? "none" : method.front(), words), arithmetic,
+               seed);
+}
+
+Checkpointing parse_checkpointing(std::string_view word) {
+  return word == "full" ? Checkpointing::full : word == "selective" ? Checkpointing::selective : Checkpointing::off;
 }
 
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where) {

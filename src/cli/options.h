@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "adapters/adapter.h"
 #include "model/llama.h"
 
 namespace CLI {
@@ -22,12 +23,20 @@ struct ModelOptions {
   std::string dtype = "auto";
   std::string device = "cpu";
   int threads = 0;
+  std::string adapter;              // folder of one
+  std::vector<std::string> method;  // or a method at its start: its name, then key=value words
+  std::uint64_t seed = 0;           // of what a method draws at its start
 
-  void add_to(CLI::App& verb);
+  // seeded: the verb has a --seed of its own
+  void add_to(CLI::App& verb, bool seeded = false);
   // Opens the checkpoint and says what differs from other tools.
   Checkpoint open() const;
-  Llama load(const Checkpoint& checkpoint) const;
+  // The model with its adapter or method, if it has one.
+  AdaptedModel load(const Checkpoint& checkpoint) const;
 };
+
+// "off", "full" or "selective".
+Checkpointing parse_checkpointing(std::string_view word);
 
 // "1,2,3" or "1 2 3"; `where` names the option in errors.
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where);

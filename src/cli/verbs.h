@@ -7,6 +7,8 @@ class App;
 
 namespace tapetune::cli {
 
+void add_adapter(CLI::App& app);
+void add_check(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_inspect(CLI::App& app);

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <bit>

@@ -3,10 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+
 namespace tapetune::kernels {
 
-// CPU, f32, no gradient. Keys and values may be longer than `length`; query head h reads key head h * K / H.
-at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t length,
-                            double scale);  // [H, D], [K, T, D], [K, T, D] -> [H, D]
+// CPU, f32, no gradient: softmax(q k^T scale) applied to v and, where defined, to `also`. Query head h reads key head
+// h * K / H; the last two axes of a head's keys and values are contiguous.
+std::pair<at::Tensor, at::Tensor> decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                   const at::Tensor& also,
+                                                   double scale);  // [H, D], [K, T, D] each -> [H, D] each
 
 }  // namespace tapetune::kernels

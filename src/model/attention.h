@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "model/cache.h"
 
 namespace tapetune {
@@ -17,17 +18,31 @@ struct RowSpan {
   std::int64_t end = 0;
 };
 
+// What selective checkpointing keeps of a layer: attention is dear to recompute, its result is not large.
+struct KeptAttention {
+  kernels::Attended result;
+  bool filled = false;
+};
+
 struct AttentionInput {
   std::int64_t layer = 0;
-  at::Tensor q;                            // [B, H, N, D], rotated
-  at::Tensor k;                            // [B, K, N, D], rotated
-  at::Tensor v;                            // [B, K, N, D]
+  at::Tensor q;                            // [B, N, H, D], rotated
+  at::Tensor k;                            // [B, N, K, D], rotated
+  at::Tensor v;                            // [B, N, K, D]
+  at::Tensor also;                         // [B, N, K, D]: more values under the same weights, or undefined
   double scale = 1.0;                      // on q k^T
   std::span<const RowSpan> spans;          // one a row, or empty: no padding
   std::span<SequenceCache* const> caches;  // one a row, or empty: no past
+  kernels::Cuts cuts;                      // where attention begins anew; empty: nowhere
+  KeptAttention* kept = nullptr;           // filled when it is not, used when it is
 };
 
-// Every token sees itself and all before it: [B, H, N, D]. Rows of padding come out as zeros.
-at::Tensor causal_attention(const AttentionInput& in);
+struct AttentionOutput {
+  at::Tensor values;    // [B, N, H, D]; rows of padding are zeros
+  at::Tensor attended;  // [B, N, H, D], from `also`
+};
+
+// Every token sees itself and all before it, back to the last cut.
+AttentionOutput causal_attention(const AttentionInput& in);
 
 }  // namespace tapetune

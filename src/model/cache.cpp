@@ -4,23 +4,27 @@
 
 namespace tapetune {
 
-SequenceCache::SequenceCache(const ModelConfig& config, std::int64_t capacity, const at::TensorOptions& options)
+SequenceCache::SequenceCache(const ModelConfig& config, std::int64_t capacity, const at::TensorOptions& options,
+                             bool with_positions)
     : capacity_(capacity) {
+  const auto room = [&] { return at::empty({config.kv_heads, capacity, config.head_dim}, options); };
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    k_.push_back(at::empty({config.kv_heads, capacity, config.head_dim}, options));
-    v_.push_back(at::empty({config.kv_heads, capacity, config.head_dim}, options));
+    layers_.push_back({room(), room(), with_positions ? room() : at::Tensor()});
   }
 }
 
-SequenceCache::View SequenceCache::append(std::int64_t layer, const at::Tensor& k, const at::Tensor& v) {
-  const std::int64_t tokens = k.size(1);
+SequenceCache::View SequenceCache::append(std::int64_t layer, const View& next) {
+  const std::int64_t tokens = next.k.size(1);
   if (length_ + tokens > capacity_) {
     fail("cache", "{} tokens do not fit after {}: the cache was made for {}.", tokens, length_, capacity_);
   }
-  const auto at_layer = static_cast<std::size_t>(layer);
-  k_[at_layer].narrow(1, length_, tokens).copy_(k);
-  v_[at_layer].narrow(1, length_, tokens).copy_(v);
-  return {k_[at_layer].narrow(1, 0, length_ + tokens), v_[at_layer].narrow(1, 0, length_ + tokens)};
+  const View& all = layers_[static_cast<std::size_t>(layer)];
+  const auto store = [&](const at::Tensor& room, const at::Tensor& part) {
+    if (!part.defined()) return at::Tensor();
+    room.narrow(1, length_, tokens).copy_(part);
+    return room.narrow(1, 0, length_ + tokens);
+  };
+  return {store(all.k, next.k), store(all.v, next.v), store(all.position, next.position)};
 }
 
 }  // namespace tapetune

@@ -13,21 +13,24 @@ namespace tapetune {
 // Every sequence has its own: rows of a batch then need no padding and may end at different times.
 class SequenceCache {
  public:
-  SequenceCache(const ModelConfig& config, std::int64_t capacity, const at::TensorOptions& options);
+  // with_positions: also the position state, for a model that changes it from layer to layer.
+  SequenceCache(const ModelConfig& config, std::int64_t capacity, const at::TensorOptions& options,
+                bool with_positions = false);
 
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }
 
   struct View {
-    at::Tensor k, v;  // [K, length + N, D]
+    at::Tensor k, v;      // [K, length + N, D]
+    at::Tensor position;  // the same, or undefined
   };
-  // Stores the keys and values of the next N tokens of a layer and gives all of the layer so far: [K, N, D] each.
-  View append(std::int64_t layer, const at::Tensor& k, const at::Tensor& v);
+  // Stores the next N tokens of a layer, [K, N, D] each, and gives all of the layer so far.
+  View append(std::int64_t layer, const View& next);
   // Called once all layers have stored their part of N tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
 
  private:
-  std::vector<at::Tensor> k_, v_;  // a layer each: [K, capacity, D]
+  std::vector<View> layers_;  // [K, capacity, D]
   std::int64_t capacity_;
   std::int64_t length_ = 0;
 };

@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/signals.h"
 #include "kernels/matvec.h"
+#include "model/rotary.h"
 
 namespace tapetune {
 

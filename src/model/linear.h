@@ -1,7 +1,10 @@
-// A projection whose weight may be stored narrower than it is computed.
+// Projections whose weights may be stored narrower than they are computed, and what may be added beside a frozen one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+
+#include <span>
+#include <vector>
 
 namespace tapetune {
 
@@ -10,8 +13,24 @@ struct Linear {
   at::Tensor bias;    // [out], or undefined
 };
 
-// x weight^T + bias in x's dtype: [..., in] -> [..., out].
+// scale * b a x, added to a projection's output; undefined: nothing is.
+struct LowRank {
+  at::Tensor a;  // [r, in]
+  at::Tensor b;  // [out, r]
+  double scale = 1.0;
+};
+
+// x weight^T + bias in x's dtype: [..., in] -> [..., out]. No gradient.
 at::Tensor apply(const Linear& linear, const at::Tensor& x);
+
+// The projections that read one input, together, each with its addition (`added` is empty or has one each).
+// The backward keeps x only where an addition or a trained weight asks for it, never W + BA.
+// `graph_only`: the values will not be read, only gradients; they are then not computed.
+std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LowRank> added, const at::Tensor& x,
+                                bool graph_only = false);
+
+// The dtype to multiply in: x's, or f32 where this CPU is slow at it.
+at::ScalarType arithmetic_dtype(const at::Tensor& x);
 
 // Whether this CPU multiplies bf16 at speed; where not, bf16 is storage and f32 is arithmetic.
 bool cpu_has_fast_bf16();

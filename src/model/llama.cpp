@@ -51,18 +51,166 @@ at::Tensor add_residual(at::Tensor x, const at::Tensor& y, bool keep) {
 
 }  // namespace
 
-Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std::shared_ptr<const Seams> seams)
-    : config_(std::move(config)),
-      weights_(std::move(weights)),
-      dtype_(dtype),
-      seams_(seams ? std::move(seams) : std::make_shared<const Seams>()) {}
+// What all layers of one forward share.
+struct Llama::Pass {
+  std::int64_t batch, length;
+  std::span<const RowSpan> spans;
+  std::span<SequenceCache* const> caches;
+  kernels::Cuts cuts;
+  const Training* training = nullptr;
+  bool keep_input = false;        // somebody holds on to a layer's input
+  KeptAttention* kept = nullptr;  // of this layer
+  bool graph_only = false;        // a layer is recomputed for its gradients; its output is known
+};
+
+namespace {
+
+// A layer whose activations are not kept: the forward runs without a graph, the backward runs the layer again with one.
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  using Run = std::function<std::vector<at::Tensor>(const at::Tensor& x, const at::Tensor& position, bool again)>;
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(Run given) : run(std::move(given)) {}
+    Run run;
+  };
+
+  // trained: every parameter that the layer uses; their gradients come out of this node like any other's.
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                                                const at::Tensor& position, at::TensorList trained, const Run* run) {
+    torch::autograd::variable_list saved{x, position};
+    saved.insert(saved.end(), trained.begin(), trained.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["run"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*run));
+    ctx->set_materialize_grads(false);
+    return (*run)(x, position, false);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& grads) {
+    const torch::autograd::variable_list saved = ctx->get_saved_variables();
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["run"].toCapsule());
+    torch::autograd::variable_list out(saved.size() + 1), wanted, given;
+    std::vector<std::size_t> places;
+    const auto input = [&](std::size_t i) {
+      at::Tensor leaf = saved[i].detach();
+      if (ctx->needs_input_grad(i)) leaf.requires_grad_(true);
+      return leaf;
+    };
+    const c10::AutoGradMode with_graph(true);
+    const at::Tensor x = input(0), position = input(1);
+    for (std::size_t i = 0; i < saved.size(); ++i) {
+      if (!ctx->needs_input_grad(i)) continue;
+      wanted.push_back(i == 0 ? x : i == 1 ? position : saved[i]);
+      places.push_back(i);
+    }
+    torch::autograd::variable_list outputs;
+    const std::vector<at::Tensor> again = holder->run(x, position, true);
+    for (std::size_t i = 0; i < again.size(); ++i) {
+      if (!grads[i].defined() || !again[i].requires_grad()) continue;
+      outputs.push_back(again[i]);
+      given.push_back(grads[i]);
+    }
+    if (outputs.empty()) return out;
+    const torch::autograd::variable_list found =
+        torch::autograd::grad(outputs, wanted, given, /*retain_graph=*/false, /*create_graph=*/false,
+                              /*allow_unused=*/true);
+    for (std::size_t i = 0; i < places.size(); ++i) out[places[i]] = found[i];
+    return out;
+  }
+};
+
+}  // namespace
+
+Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, Seams seams)
+    : config_(std::move(config)), weights_(std::move(weights)), dtype_(dtype), seams_(std::move(seams)) {}
 
 Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {
   return {checkpoint.config(), map_weights(checkpoint, device), dtype};
 }
 
 SequenceCache Llama::make_cache(std::int64_t capacity) const {
-  return {config_, capacity, weights_.embedding.options().dtype(dtype_)};
+  return {config_, capacity, weights_.embedding.options().dtype(dtype_).requires_grad(false),
+          seams_.position->updates()};
+}
+
+std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
+  std::vector<at::Tensor> all = seams_.linear->trained(index);
+  const std::vector<at::Tensor> position = seams_.position->trained(index);
+  all.insert(all.end(), position.begin(), position.end());
+  for (const at::Tensor& norm : {w.input_norm, w.post_attention_norm}) all.push_back(norm);
+  for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+    all.push_back(linear->weight);
+    all.push_back(linear->bias);
+  }
+  std::erase_if(all, [](const at::Tensor& t) { return !t.defined() || !t.requires_grad(); });
+  return all;
+}
+
+Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) const {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(i)];
+  const bool updates = seams_.position->updates(i);
+  const auto project = [&](std::initializer_list<Projection> which, std::initializer_list<Linear> frozen,
+                           const at::Tensor& x, bool graph_only = false) {
+    return seams_.linear->project({i, std::span(which.begin(), which.size()), std::span(frozen.begin(), frozen.size()),
+                                   pass.training, graph_only},
+                                  x);
+  };
+  const auto heads = [&](const at::Tensor& t) {
+    return t.view({pass.batch, pass.length, -1, config_.head_dim});  // [B, N, H|K, D]
+  };
+  const at::Tensor normed = kernels::rms_norm(in.x, w.input_norm, config_.rms_norm_eps);
+  AttentionOutput attended;
+  {
+    const auto qkv = project({Projection::q, Projection::k, Projection::v}, {w.q, w.k, w.v}, normed);
+    AttentionInput attention;
+    attention.layer = i;
+    attention.q = kernels::rotate(heads(qkv[0]), in.position);
+    attention.k = kernels::rotate(heads(qkv[1]), in.position);
+    attention.v = heads(qkv[2]);
+    if (updates || (seams_.position->updates() && !pass.caches.empty())) {
+      attention.also = in.position.expand({pass.batch, -1, config_.kv_heads, -1});
+    }
+    attention.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim));
+    attention.spans = pass.spans;
+    attention.caches = pass.caches;
+    attention.cuts = pass.cuts;
+    attention.kept = pass.kept;
+    attended = causal_attention(attention);
+  }
+  const at::Tensor merged = attended.values.reshape({pass.batch, pass.length, -1});  // [B, N, H D]
+  const at::Tensor x = add_residual(in.x, project({Projection::o}, {w.o}, merged)[0], pass.keep_input);
+
+  const at::Tensor middle = kernels::rms_norm(x, w.post_attention_norm, config_.rms_norm_eps);
+  at::Tensor gated;  // [B, N, I]
+  {
+    const auto both = project({Projection::gate, Projection::up}, {w.gate, w.up}, middle);
+    gated = kernels::silu_mul(both[0], both[1]);
+  }
+  const at::Tensor y = project({Projection::down}, {w.down}, gated, pass.graph_only && !updates)[0];
+  State out;
+  out.position = updates ? seams_.position->update(i, in.position, attended.attended, y) : in.position;
+  out.x = add_residual(x, y, false);
+  return out;
+}
+
+Llama::State Llama::checkpointed_layer(std::int64_t i, const State& in, const Pass& pass) const {
+  const bool updates = seams_.position->updates(i);
+  const auto kept = std::make_shared<KeptAttention>();
+  // The backward uses the model, which must therefore live (and stay where it is) until then.
+  const Recomputed::Run run = [this, i, pass, training = *pass.training, kept, updates](
+                                  const at::Tensor& x, const at::Tensor& position,
+                                  bool again) -> std::vector<at::Tensor> {
+    Pass own = pass;
+    own.training = &training;
+    own.keep_input = true;
+    own.graph_only = again;
+    if (training.checkpointing == Checkpointing::selective) own.kept = kept.get();
+    const State out = layer(i, {x, position}, own);
+    return updates ? std::vector<at::Tensor>{out.x, out.position} : std::vector<at::Tensor>{out.x};
+  };
+  const std::vector<at::Tensor> trained = trained_in(i);
+  const std::vector<at::Tensor> out = Recomputed::apply(in.x, in.position, at::TensorList(trained), &run);
+  return {out[0], updates ? out[1] : in.position};
 }
 
 ForwardOutput Llama::forward(const ForwardInput& given) const {
@@ -71,50 +219,39 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
   in.tokens = in.tokens.to(weights_.embedding.device());
   const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
   check_rows(in, batch, length);
+  if (in.training && (!in.spans.empty() || !in.caches.empty())) {
+    fail("model", "training takes whole sequences; padding and caches are for evaluation.");
+  }
   const at::Tensor positions = in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in);
   const std::int64_t planned = in.planned_length > 0 ? in.planned_length : positions.max().item<std::int64_t>() + 1;
 
+  Pass pass{batch, length, in.spans, in.caches, {}, nullptr, in.all_hidden, nullptr, false};
+  if (in.training) pass.training = &*in.training;
+  pass.cuts = seams_.attention->cuts(config_, length, pass.training);
+  const bool recompute = c10::GradMode::is_enabled() && in.training && in.training->checkpointing != Checkpointing::off;
+
   ForwardOutput out;
-  at::Tensor x = at::embedding(weights_.embedding, in.tokens).to(dtype_);  // [B, N, hidden]
-  PositionState position = rotary_state(seams_->rotary(config_, planned), positions);
+  State state;
+  state.x = at::embedding(weights_.embedding, in.tokens).to(dtype_);
+  state.position = seams_.rotary->start(config_, positions, planned, dtype_, pass.training);
   for (std::int64_t i = 0; i < config_.layers; ++i) {
-    const LayerWeights& w = weights_.layers[static_cast<std::size_t>(i)];
-    if (in.all_hidden) out.hidden.push_back(x);
+    if (in.all_hidden) out.hidden.push_back(state.x);
+    if (in.all_positions) out.positions.push_back(state.position);
     if (length > 1) check_interrupted();  // a long input may take a while; a single token never does
-
-    const at::Tensor normed = kernels::rms_norm(x, w.input_norm, config_.rms_norm_eps);
-    const auto heads = [&](Projection which, const Linear& frozen) {
-      return seams_->linear(i, which, frozen, normed).view({batch, length, -1, config_.head_dim});  // [B, N, H|K, D]
-    };
-    AttentionInput attention;
-    attention.layer = i;
-    attention.q = kernels::rotate(heads(Projection::q, w.q), position.cos, position.sin).transpose(1, 2);
-    attention.k = kernels::rotate(heads(Projection::k, w.k), position.cos, position.sin).transpose(1, 2);
-    attention.v = heads(Projection::v, w.v).transpose(1, 2);
-    attention.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim));
-    attention.spans = in.spans;
-    attention.caches = in.caches;
-    const Seams::Attended attended = seams_->attention(attention, position);
-    const at::Tensor merged = attended.values.transpose(1, 2).reshape({batch, length, -1});  // [B, N, H D]
-    x = add_residual(x, seams_->linear(i, Projection::o, w.o, merged), in.all_hidden);
-    position = seams_->after_attention(i, std::move(position), attended.attended);
-
-    const at::Tensor middle = kernels::rms_norm(x, w.post_attention_norm, config_.rms_norm_eps);
-    const at::Tensor gated = kernels::silu_mul(seams_->linear(i, Projection::gate, w.gate, middle),
-                                               seams_->linear(i, Projection::up, w.up, middle));  // [B, N, I]
-    const at::Tensor y = seams_->linear(i, Projection::down, w.down, gated);
-    position = seams_->after_mlp(i, std::move(position), y);
-    x = add_residual(x, y, in.all_hidden);
+    state = recompute ? checkpointed_layer(i, state, pass) : layer(i, state, pass);
   }
   for (std::size_t b = 0; b < in.caches.size(); ++b) {
     in.caches[b]->advance(in.spans.empty() ? length : in.spans[b].end - in.spans[b].begin);
   }
-  out.last = kernels::rms_norm(x, weights_.norm, config_.rms_norm_eps);
+  out.last = kernels::rms_norm(state.x, weights_.norm, config_.rms_norm_eps);
   if (in.all_hidden) out.hidden.push_back(out.last);
   return out;
 }
 
-at::Tensor Llama::logits(const at::Tensor& hidden) const { return apply(weights_.head, hidden); }
+at::Tensor Llama::logits(const at::Tensor& hidden) const {
+  const Projection head = Projection::head;
+  return seams_.linear->project({config_.layers, {&head, 1}, {&weights_.head, 1}, nullptr, false}, hidden)[0];
+}
 
 at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device) {
   const at::ScalarType stored = checkpoint.dtype();

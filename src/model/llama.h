@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/attention.h"
 #include "model/seams.h"
 #include "model/weights.h"
 
@@ -19,17 +20,20 @@ struct ForwardInput {
   std::vector<SequenceCache*> caches;  // one a row; empty: none
   std::int64_t planned_length = 0;     // for rotary variants that depend on it; 0: the largest position + 1
   bool all_hidden = false;
+  bool all_positions = false;
+  std::optional<Training> training;  // whole sequences only: no padding, no cache
 };
 
 struct ForwardOutput {
-  at::Tensor last;                 // [B, N, hidden], after the final norm
-  std::vector<at::Tensor> hidden;  // on request: the input of every layer, then `last`
+  at::Tensor last;                    // [B, N, hidden], after the final norm
+  std::vector<at::Tensor> hidden;     // on request: the input of every layer, then `last`
+  std::vector<at::Tensor> positions;  // on request: the position state that every layer uses, [B|1, N, C, D]
 };
 
 class Llama {
  public:
   // dtype: of the activations; the weights stay as they are stored.
-  Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, std::shared_ptr<const Seams> seams = nullptr);
+  Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, Seams seams = {});
   static Llama open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device = at::kCPU);
 
   ForwardOutput forward(const ForwardInput& in) const;
@@ -37,14 +41,24 @@ class Llama {
 
   const ModelConfig& config() const { return config_; }
   const LlamaWeights& weights() const { return weights_; }
+  const Seams& seams() const { return seams_; }
   at::ScalarType dtype() const { return dtype_; }
   SequenceCache make_cache(std::int64_t capacity) const;
 
  private:
+  struct State {
+    at::Tensor x;         // [B, N, hidden]
+    at::Tensor position;  // [B|1, N, C, D]
+  };
+  struct Pass;
+  State layer(std::int64_t index, const State& in, const Pass& pass) const;
+  State checkpointed_layer(std::int64_t index, const State& in, const Pass& pass) const;
+  std::vector<at::Tensor> trained_in(std::int64_t layer) const;
+
   ModelConfig config_;
   LlamaWeights weights_;
   at::ScalarType dtype_;
-  std::shared_ptr<const Seams> seams_;
+  Seams seams_;
 };
 
 // The dtype to compute in by default: the checkpoint's, or f32 where the CPU is slow at it.

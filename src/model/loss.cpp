@@ -1,19 +1,135 @@
 #include "model/loss.h"
 
+#include <ATen/Parallel.h>
+
+#include "kernels/cpu/loops.h"
+#include "kernels/pointwise.h"
+
 namespace tapetune {
 
-at::Tensor token_losses(const Linear& head, const at::Tensor& hidden, const at::Tensor& targets) {
-  // 16 M logits at a time: 64 MB, whatever the vocabulary.
-  const std::int64_t block = std::max<std::int64_t>(1, (std::int64_t{1} << 24) / head.weight.size(0));
-  const auto precise = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+at::ScalarType precise_dtype(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+// Calls work(begin, count) for blocks of tokens with 8 M logits each: 32 MB, whatever the vocabulary.
+template <typename Work>
+void in_blocks(std::int64_t tokens, std::int64_t vocab, const Work& work) {
+  const std::int64_t block = std::max<std::int64_t>(1, (std::int64_t{1} << 23) / vocab);
+  for (std::int64_t begin = 0; begin < tokens; begin += block) work(begin, std::min(block, tokens - begin));
+}
+
+// Turns logits [R, vocab] into the gradient of the summed loss and gives that loss.
+double softmax_gradient(at::Tensor& logits, const at::Tensor& targets) {
+  const std::int64_t rows = logits.size(0), vocab = logits.size(1);
+  if (logits.is_cpu() && logits.scalar_type() == at::kFloat && logits.is_contiguous()) {
+    const at::Tensor chosen = targets.contiguous();
+    std::vector<double> losses(static_cast<std::size_t>(rows));
+    auto* data = logits.mutable_data_ptr<float>();
+    const auto* target = chosen.const_data_ptr<std::int64_t>();
+    at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        losses[static_cast<std::size_t>(r)] = kernels::loops::softmax_gradient(data + r * vocab, vocab, target[r]);
+      }
+    });
+    return std::accumulate(losses.begin(), losses.end(), 0.0);
+  }
+  const at::Tensor counts = (targets >= 0).unsqueeze(1).to(logits.scalar_type());  // [R, 1]
+  const at::Tensor column = targets.clamp_min(0).unsqueeze(1);                     // [R, 1]
+  const at::Tensor normaliser = at::logsumexp(logits, 1, /*keepdim=*/true);        // [R, 1]
+  const double loss = ((normaliser - logits.gather(1, column)) * counts).sum().item<double>();
+  logits.sub_(normaliser).exp_().scatter_add_(1, column, -at::ones_like(column, logits.options())).mul_(counts);
+  return loss;
+}
+
+// The head as it is in the file, trained or not.
+struct PlainHead : Function<PlainHead> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                            const at::Tensor& targets) {
+    const auto dtype = arithmetic_dtype(hidden);
+    const at::Tensor wide = weight.to(dtype), rows = hidden.to(dtype);
+    at::Tensor d_hidden = at::empty(rows.sizes(), rows.options());
+    at::Tensor d_weight = weight.requires_grad() ? at::zeros_like(wide) : at::Tensor();
+    double loss = 0;
+    at::Tensor logits;
+    in_blocks(rows.size(0), wide.size(0), [&](std::int64_t begin, std::int64_t count) {
+      const at::Tensor part = rows.narrow(0, begin, count);
+      if (!logits.defined() || logits.size(0) != count) logits = at::empty({count, wide.size(0)}, rows.options());
+      at::mm_out(logits, part, wide.t());
+      at::Tensor gradient = logits.to(precise_dtype(logits));
+      loss += softmax_gradient(gradient, targets.narrow(0, begin, count));
+      gradient = gradient.to(dtype);
+      at::Tensor to = d_hidden.narrow(0, begin, count);
+      at::mm_out(to, gradient, wide);
+      if (d_weight.defined()) d_weight.addmm_(gradient.t(), part);
+    });
+    ctx->save_for_backward({d_hidden, d_weight});
+    ctx->saved_data["dtype"] = static_cast<std::int64_t>(hidden.scalar_type());
+    return at::full({}, loss, rows.options().dtype(precise_dtype(rows)));
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    return {(saved[0] * grads[0]).to(dtype), saved[1].defined() ? saved[1] * grads[0] : at::Tensor(), {}};
+  }
+};
+
+// A head with something added to it: each block goes through the seam with a small graph of its own.
+struct AdaptedHead : Function<AdaptedHead> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, at::TensorList trained,
+                            const at::Tensor& targets, const Llama* model) {
+    const c10::AutoGradMode with_graph(true);
+    std::vector<at::Tensor> parts;
+    variable_list sums(trained.size());
+    double loss = 0;
+    in_blocks(hidden.size(0), model->config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
+      const at::Tensor part = hidden.narrow(0, begin, count).detach().requires_grad_(true);
+      const at::Tensor logits = model->logits(part);
+      at::Tensor gradient = logits.detach().to(precise_dtype(logits), /*non_blocking=*/false, /*copy=*/true);
+      loss += softmax_gradient(gradient, targets.narrow(0, begin, count));
+      variable_list wanted{part};
+      wanted.insert(wanted.end(), trained.begin(), trained.end());
+      const variable_list found = torch::autograd::grad({logits}, wanted, {gradient.to(logits.scalar_type())});
+      parts.push_back(found[0]);
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        sums[i] = sums[i].defined() ? sums[i].add_(found[i + 1]) : found[i + 1];
+      }
+    });
+    variable_list saved{at::cat(parts)};
+    saved.insert(saved.end(), sums.begin(), sums.end());
+    ctx->save_for_backward(saved);
+    return at::full({}, loss, hidden.options().dtype(precise_dtype(hidden)).requires_grad(false));
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list out = ctx->get_saved_variables();
+    for (at::Tensor& gradient : out) gradient = (gradient * grads[0]).to(gradient.scalar_type());
+    out.insert(out.end(), {{}, {}});
+    return out;
+  }
+};
+
+}  // namespace
+
+at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets) {
   std::vector<at::Tensor> parts;
-  for (std::int64_t begin = 0; begin < hidden.size(0); begin += block) {
-    const std::int64_t count = std::min(block, hidden.size(0) - begin);
-    const at::Tensor logits = apply(head, hidden.narrow(0, begin, count)).to(precise);  // [count, vocab]
+  in_blocks(hidden.size(0), model.config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
+    at::Tensor logits = model.logits(hidden.narrow(0, begin, count));
+    logits = logits.to(precise_dtype(logits));  // [count, vocab]
     const at::Tensor chosen = logits.gather(1, targets.narrow(0, begin, count).unsqueeze(1)).squeeze(1);
     parts.push_back(at::logsumexp(logits, 1) - chosen);
-  }
+  });
   return at::cat(parts);
+}
+
+at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets) {
+  const Linear& head = model.weights().head;
+  std::vector<at::Tensor> trained = model.seams().linear->trained(model.config().layers);
+  if (trained.empty()) return PlainHead::apply(hidden, head.weight, targets);
+  if (kernels::wants_gradient(head.weight)) trained.push_back(head.weight);
+  return AdaptedHead::apply(hidden, at::TensorList(trained), targets, &model);
 }
 
 }  // namespace tapetune

@@ -5,12 +5,16 @@
 
 #include <cstdint>
 
-#include "model/linear.h"
+#include "model/llama.h"
 
 namespace tapetune {
 
-// The negative log-likelihood of each target; logits exist for a block of tokens at a time.
-at::Tensor token_losses(const Linear& head, const at::Tensor& hidden,
+// The negative log-likelihood of each target; logits exist for a block of tokens at a time. For evaluation.
+at::Tensor token_losses(const Llama& model, const at::Tensor& hidden,
                         const at::Tensor& targets);  // [N, hidden], [N] -> [N] f32
+
+// The sum of the losses, for training: gradients are formed block by block in the forward, where the logits are at
+// hand. A negative target does not count.
+at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets);  // [N, hidden], [N] -> []
 
 }  // namespace tapetune

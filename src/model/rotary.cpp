@@ -85,11 +85,12 @@ std::int64_t equivalent_length(const RopeConfig& rope, std::int64_t context, std
   return context;
 }
 
-PositionState rotary_state(const Frequencies& frequencies, const at::Tensor& positions) {
-  // Angles in f32 whatever the model computes in: bf16 cannot tell position 257 from 256.
-  const at::Tensor angles = positions.to(at::kFloat).unsqueeze(1).unsqueeze(-1) *
-                            frequencies.inverse.to(positions.device());  // [B|1, 1, N, D/2]
-  return {at::cos(angles) * frequencies.attention_factor, at::sin(angles) * frequencies.attention_factor};
+at::Tensor rotary_state(const Frequencies& frequencies, const at::Tensor& positions, at::ScalarType dtype) {
+  // f32 whatever else the model computes in: bf16 cannot tell position 257 from 256.
+  const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor angles = positions.to(precise).unsqueeze(-1).unsqueeze(-1) *
+                            frequencies.inverse.to(positions.device(), precise);  // [B|1, N, 1, D/2]
+  return at::cat({at::cos(angles), at::sin(angles)}, -1) * frequencies.attention_factor;
 }
 
 }  // namespace tapetune

@@ -21,12 +21,10 @@ Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, st
 // A length with the same frequencies as `length`, one for all lengths that share them.
 std::int64_t equivalent_length(const RopeConfig& rope, std::int64_t context, std::int64_t length);
 
-// What a token knows of its position, per channel: a pair (cos, sin) for each frequency. Plain Llama has one channel
-// for all heads and never changes it; a method may keep more channels and update them from layer to layer.
-struct PositionState {
-  at::Tensor cos, sin;  // [B|1, C, N, D/2] f32
-};
-
-PositionState rotary_state(const Frequencies& frequencies, const at::Tensor& positions);  // [B|1, N] -> C = 1
+// The position state that a model starts with: what a token knows of its position, per channel a pair (cos, sin) for
+// each frequency. Plain Llama has one channel for all heads and never changes it; a method may keep more channels and
+// update them from layer to layer. Computed in f32, in f64 for a model in f64.
+at::Tensor rotary_state(const Frequencies& frequencies, const at::Tensor& positions,
+                        at::ScalarType dtype);  // [B|1, N] -> [B|1, N, 1, D]: cos, then sin
 
 }  // namespace tapetune

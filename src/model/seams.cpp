@@ -1,23 +1,31 @@
 #include "model/seams.h"
 
+#include "model/rotary.h"
+
 namespace tapetune {
 
-at::Tensor Seams::linear(std::int64_t, Projection, const Linear& frozen, const at::Tensor& x) const {
-  return apply(frozen, x);
+std::vector<at::Tensor> LinearSeam::project(const Call& call, const at::Tensor& x) const {
+  return tapetune::project(call.frozen, {}, x, call.graph_only);
 }
 
-Frequencies Seams::rotary(const ModelConfig& config, std::int64_t length) const {
-  return rotary_frequencies(config.rope, config.head_dim, config.context, length);
+std::vector<at::Tensor> LinearSeam::trained(std::int64_t) const { return {}; }
+
+at::Tensor RotarySeam::start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
+                             at::ScalarType dtype, const Training*) const {
+  return rotary_state(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), positions,
+                      dtype);
 }
 
-Seams::Attended Seams::attention(const AttentionInput& in, const PositionState&) const {
-  return {causal_attention(in), {}};
-}
+kernels::Cuts AttentionSeam::cuts(const ModelConfig&, std::int64_t, const Training*) const { return {}; }
 
-PositionState Seams::after_attention(std::int64_t, PositionState position, const PositionState&) const {
+bool PositionSeam::updates() const { return false; }
+
+bool PositionSeam::updates(std::int64_t) const { return false; }
+
+at::Tensor PositionSeam::update(std::int64_t, const at::Tensor& position, const at::Tensor&, const at::Tensor&) const {
   return position;
 }
 
-PositionState Seams::after_mlp(std::int64_t, PositionState position, const at::Tensor&) const { return position; }
+std::vector<at::Tensor> PositionSeam::trained(std::int64_t) const { return {}; }
 
 }  // namespace tapetune

@@ -1,42 +1,82 @@
-// The four places where a method may act on a plain Llama. Each has the plain choice as its default, so that a model
-// with `Seams` as it is here is Llama, and a method overrides only what it changes.
+// The four places where a method may act on a plain Llama: linear, rotary, attention, position. Each has the plain
+// choice as its default; a method derives from those that it changes, so that methods which change different ones
+// combine.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "checkpoint/config.h"
-#include "model/attention.h"
+#include "kernels/attention.h"
 #include "model/linear.h"
-#include "model/rotary.h"
 
 namespace tapetune {
 
-enum class Projection { q, k, v, o, gate, up, down };
+enum class Projection { q, k, v, o, gate, up, down, head };
 
-class Seams {
+enum class Checkpointing { off, full, selective };
+
+// A step of training; its absence means evaluation.
+struct Training {
+  Checkpointing checkpointing = Checkpointing::off;
+  std::uint64_t seed = 0;  // decides whatever a method draws, so that a recomputed layer draws the same
+};
+
+// linear: what comes out of frozen projections, with what is added to them.
+class LinearSeam {
  public:
-  virtual ~Seams() = default;
-
-  // linear: what comes out of a frozen projection, with what is added to it.
-  virtual at::Tensor linear(std::int64_t layer, Projection which, const Linear& frozen, const at::Tensor& x) const;
-
-  // rotary: which frequencies and which time scale for a sequence that may reach this length.
-  virtual Frequencies rotary(const ModelConfig& config, std::int64_t length) const;
-
-  // attention: who sees whom. `attended` is the position state under the same attention weights, for methods that use
-  // it.
-  struct Attended {
-    at::Tensor values;       // [B, H, N, D]
-    PositionState attended;  // undefined in plain Llama
+  virtual ~LinearSeam() = default;
+  struct Call {
+    std::int64_t layer;                 // the number of layers for the head
+    std::span<const Projection> which;  // they read the same input
+    std::span<const Linear> frozen;
+    const Training* training;  // null in evaluation
+    bool graph_only;           // only gradients will be asked for, not the values
   };
-  virtual Attended attention(const AttentionInput& in, const PositionState& position) const;
+  virtual std::vector<at::Tensor> project(const Call& call, const at::Tensor& x) const;
+  // What trains at this layer, for the backward of a recomputed one.
+  virtual std::vector<at::Tensor> trained(std::int64_t layer) const;
+};
 
-  // position: how the position state changes on its way to the next layer.
-  virtual PositionState after_attention(std::int64_t layer, PositionState position,
-                                        const PositionState& attended) const;
-  virtual PositionState after_mlp(std::int64_t layer, PositionState position, const at::Tensor& mlp_output) const;
+// rotary: the position state that the first layer sees.
+class RotarySeam {
+ public:
+  virtual ~RotarySeam() = default;
+  virtual at::Tensor start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
+                           at::ScalarType dtype,
+                           const Training* training) const;  // [B|1, N] -> [B|1, N, C, D]: cos, then sin
+};
+
+// attention: who sees whom.
+class AttentionSeam {
+ public:
+  virtual ~AttentionSeam() = default;
+  virtual kernels::Cuts cuts(const ModelConfig& config, std::int64_t length, const Training* training) const;
+};
+
+// position: how the position state changes on its way to the next layer.
+class PositionSeam {
+ public:
+  virtual ~PositionSeam() = default;
+  // Whether any layer does. If so, the state has a channel for every key/value head, and caches keep it.
+  virtual bool updates() const;
+  virtual bool updates(std::int64_t layer) const;
+  // attended: the state under the layer's attention weights, [B, N, H, D]; mlp_output: [B, N, hidden].
+  virtual at::Tensor update(std::int64_t layer, const at::Tensor& position, const at::Tensor& attended,
+                            const at::Tensor& mlp_output) const;
+  virtual std::vector<at::Tensor> trained(std::int64_t layer) const;
+};
+
+struct Seams {
+  std::shared_ptr<const LinearSeam> linear = std::make_shared<LinearSeam>();
+  std::shared_ptr<const RotarySeam> rotary = std::make_shared<RotarySeam>();
+  std::shared_ptr<const AttentionSeam> attention = std::make_shared<AttentionSeam>();
+  std::shared_ptr<const PositionSeam> position = std::make_shared<PositionSeam>();
 };
 
 }  // namespace tapetune

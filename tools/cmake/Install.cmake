@@ -4,6 +4,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tapetune)
 install(TARGETS tapetune_cli RUNTIME)
 install(TARGETS tapetune tapetune_formats EXPORT tapetune ARCHIVE)
 install(FILES ${rust_out}/libtapetune_hf.a DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY adapters DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapetune FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapetune FILES_MATCHING PATTERN "*.h"
   PATTERN cli EXCLUDE PATTERN cpu EXCLUDE PATTERN pch.h EXCLUDE)
 install(EXPORT tapetune NAMESPACE tapetune:: FILE tapetuneTargets.cmake DESTINATION ${package_dir})

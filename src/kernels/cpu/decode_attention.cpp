@@ -6,24 +6,27 @@
 
 namespace tapetune::kernels {
 
-at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t length,
-                            double scale) {
-  const std::int64_t heads = q.size(0), width = q.size(1), group = heads / k.size(0);
+std::pair<at::Tensor, at::Tensor> decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                   const at::Tensor& also, double scale) {
+  const std::int64_t heads = q.size(0), width = q.size(1), length = k.size(1), group = heads / k.size(0);
   const at::Tensor queries = q.contiguous();
-  at::Tensor out = at::empty_like(queries);
+  at::Tensor out = at::empty_like(queries), out_also = also.defined() ? at::empty_like(queries) : at::Tensor();
   const auto* from = queries.const_data_ptr<float>();
-  auto* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, heads, std::max<std::int64_t>(1, 8192 / (length * width)),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     std::vector<float> scores(static_cast<std::size_t>(length));
-                     for (std::int64_t h = begin; h < end; ++h) {
-                       const auto* keys = k.const_data_ptr<float>() + (h / group) * k.stride(0);
-                       const auto* values = v.const_data_ptr<float>() + (h / group) * v.stride(0);
-                       loops::attend(from + h * width, keys, values, to + h * width, scores.data(), length, width,
-                                     static_cast<float>(scale));
-                     }
-                   });
-  return out;
+  at::parallel_for(
+      0, heads, std::max<std::int64_t>(1, 8192 / (length * width)), [&](std::int64_t begin, std::int64_t end) {
+        std::vector<float> weights(static_cast<std::size_t>(length));
+        const auto sum = [&](std::int64_t h, const at::Tensor& values, const at::Tensor& to) {
+          loops::weighted_sum(weights.data(), values.const_data_ptr<float>() + (h / group) * values.stride(0),
+                              to.mutable_data_ptr<float>() + h * width, length, width);
+        };
+        for (std::int64_t h = begin; h < end; ++h) {
+          loops::attention_weights(from + h * width, k.const_data_ptr<float>() + (h / group) * k.stride(0),
+                                   weights.data(), length, width, static_cast<float>(scale));
+          sum(h, v, out);
+          if (also.defined()) sum(h, also, out_also);
+        }
+      });
+  return {out, out_also};
 }
 
 }  // namespace tapetune::kernels

@@ -68,6 +68,50 @@ TAPETUNE_INLINE void matvec(const Product& p, const W* weight, std::int64_t begi
   }
 }
 
+// y = from + A x for rows of vectors: y, from [rows, width], A [rows, columns], x [columns, width].
+TAPETUNE_INLINE void mix_rows(const float* from, const float* a, const float* x, float* y, std::int64_t rows,
+                              std::int64_t columns, std::int64_t width) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* to = y + r * width;
+#pragma omp simd
+    for (std::int64_t d = 0; d < width; ++d) to[d] = from[r * width + d];
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const float weight = a[r * columns + c];
+      const float* row = x + c * width;
+#pragma omp simd
+      for (std::int64_t d = 0; d < width; ++d) to[d] += weight * row[d];
+    }
+  }
+}
+
+// y += A^T x: y [columns, width], A [rows, columns], x [rows, width].
+TAPETUNE_INLINE void add_mixed_back(const float* a, const float* x, float* y, std::int64_t rows, std::int64_t columns,
+                                    std::int64_t width) {
+  for (std::int64_t c = 0; c < columns; ++c) {
+    float* to = y + c * width;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float weight = a[r * columns + c];
+      const float* row = x + r * width;
+#pragma omp simd
+      for (std::int64_t d = 0; d < width; ++d) to[d] += weight * row[d];
+    }
+  }
+}
+
+// The products of every row of x with every row of y: [rows, columns].
+template <bool add>
+TAPETUNE_INLINE void row_products(const float* x, const float* y, float* out, std::int64_t rows, std::int64_t columns,
+                                  std::int64_t width) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (std::int64_t d = 0; d < width; ++d) sum += x[r * width + d] * y[c * width + d];
+      out[r * columns + c] = add ? out[r * columns + c] + sum : sum;
+    }
+  }
+}
+
 }  // namespace
 
 TAPETUNE_SIMD void rms_norm(const float* x, const float* weight, float* y, std::int64_t width, float eps) {
@@ -79,18 +123,104 @@ TAPETUNE_SIMD void rms_norm(const float* x, const float* weight, float* y, std::
   for (std::int64_t i = 0; i < width; ++i) y[i] = weight[i] * (x[i] * scale);
 }
 
-TAPETUNE_SIMD void rotate(float* x, const float* cos, const float* sin, std::int64_t half) {
+TAPETUNE_SIMD void rms_norm_backward(const float* x, const float* weight, const float* dy, float* dx, float* dw,
+                                     std::int64_t width, float eps) {
+  float squares = 0, along = 0;
+#pragma omp simd reduction(+ : squares, along)
+  for (std::int64_t i = 0; i < width; ++i) {
+    squares += x[i] * x[i];
+    along += x[i] * weight[i] * dy[i];
+  }
+  const float scale = 1.0F / std::sqrt(squares / static_cast<float>(width) + eps);
+  const float pull = along * scale * scale * scale / static_cast<float>(width);
+#pragma omp simd
+  for (std::int64_t i = 0; i < width; ++i) dx[i] = weight[i] * dy[i] * scale - x[i] * pull;
+  if (dw == nullptr) return;
+#pragma omp simd
+  for (std::int64_t i = 0; i < width; ++i) dw[i] += dy[i] * x[i] * scale;
+}
+
+TAPETUNE_SIMD void rotate(const float* x, const float* position, float* y, std::int64_t half) {
+  const float *cos = position, *sin = position + half;
 #pragma omp simd
   for (std::int64_t i = 0; i < half; ++i) {
     const float a = x[i], b = x[half + i];
-    x[i] = a * cos[i] - b * sin[i];
-    x[half + i] = b * cos[i] + a * sin[i];
+    y[i] = a * cos[i] - b * sin[i];
+    y[half + i] = b * cos[i] + a * sin[i];
   }
 }
 
-TAPETUNE_SIMD void silu_mul(float* gate, const float* up, std::int64_t count) {
+TAPETUNE_SIMD void rotate_back(const float* dy, const float* position, float* dx, std::int64_t half) {
+  const float *cos = position, *sin = position + half;
 #pragma omp simd
-  for (std::int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1.0F + fast_exp(-gate[i])) * up[i];
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = dy[i], b = dy[half + i];
+    dx[i] = a * cos[i] + b * sin[i];
+    dx[half + i] = b * cos[i] - a * sin[i];
+  }
+}
+
+TAPETUNE_SIMD void rotate_position(const float* dy, const float* x, float* d_position, std::int64_t half) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < half; ++i) {
+    d_position[i] += dy[i] * x[i] + dy[half + i] * x[half + i];
+    d_position[half + i] += dy[half + i] * x[i] - dy[i] * x[half + i];
+  }
+}
+
+TAPETUNE_SIMD void update_position(const PositionUpdate& u, const float* position, const float* attended,
+                                   const float* change, float* out, float* scratch) {
+  mix_rows(position, u.mix, attended, scratch, u.channels, u.heads, u.width);
+  mix_rows(scratch, change, scratch, out, u.channels, u.channels, u.width);
+}
+
+TAPETUNE_SIMD void update_position_backward(const PositionUpdate& u, const float* position, const float* attended,
+                                            const float* change, const float* d_out, float* d_position,
+                                            float* d_attended, float* d_change, float* d_mix, float* scratch) {
+  mix_rows(position, u.mix, attended, scratch, u.channels, u.heads, u.width);  // as in the forward
+  row_products<false>(d_out, scratch, d_change, u.channels, u.channels, u.width);
+  for (std::int64_t i = 0; i < u.channels * u.width; ++i) d_position[i] = d_out[i];
+  add_mixed_back(change, d_out, d_position, u.channels, u.channels, u.width);
+  for (std::int64_t i = 0; i < u.heads * u.width; ++i) d_attended[i] = 0;
+  add_mixed_back(u.mix, d_position, d_attended, u.channels, u.heads, u.width);
+  row_products<true>(d_position, attended, d_mix, u.channels, u.heads, u.width);
+}
+
+TAPETUNE_SIMD void silu_mul(const float* gate, const float* up, float* y, std::int64_t count) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) y[i] = gate[i] / (1.0F + fast_exp(-gate[i])) * up[i];
+}
+
+TAPETUNE_SIMD void silu_mul_backward(const float* dy, const float* gate, const float* up, float* d_gate, float* d_up,
+                                     std::int64_t count) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float sigmoid = 1.0F / (1.0F + fast_exp(-gate[i]));
+    d_gate[i] = dy[i] * up[i] * sigmoid * (1.0F + gate[i] * (1.0F - sigmoid));
+    d_up[i] = dy[i] * gate[i] * sigmoid;
+  }
+}
+
+TAPETUNE_SIMD double softmax_gradient(float* logits, std::int64_t count, std::int64_t target) {
+  if (target < 0) {
+    for (std::int64_t i = 0; i < count; ++i) logits[i] = 0;
+    return 0;
+  }
+  const float chosen = logits[target];
+  float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+  for (std::int64_t i = 0; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
+  float total = 0;
+#pragma omp simd reduction(+ : total)
+  for (std::int64_t i = 0; i < count; ++i) {
+    logits[i] = fast_exp(logits[i] - largest);
+    total += logits[i];
+  }
+  const float scale = 1.0F / total;
+#pragma omp simd
+  for (std::int64_t i = 0; i < count; ++i) logits[i] *= scale;
+  logits[target] -= 1.0F;
+  return std::log(static_cast<double>(total)) + (static_cast<double>(largest) - static_cast<double>(chosen));
 }
 
 TAPETUNE_SIMD void matvec_f32(const Product& p, const float* weight, std::int64_t begin, std::int64_t end) {
@@ -101,27 +231,33 @@ TAPETUNE_SIMD void matvec_bf16(const Product& p, const std::uint16_t* weight, st
   matvec(p, weight, begin, end);
 }
 
-TAPETUNE_SIMD void attend(const float* q, const float* k, const float* v, float* out, float* scores,
-                          std::int64_t length, std::int64_t width, float scale) {
+TAPETUNE_SIMD void attention_weights(const float* q, const float* k, float* weights, std::int64_t length,
+                                     std::int64_t width, float scale) {
   float largest = -INFINITY;
   for (std::int64_t t = 0; t < length; ++t) {
     const float* kt = k + t * width;
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (std::int64_t i = 0; i < width; ++i) sum += q[i] * kt[i];
-    scores[t] = sum * scale;
-    largest = scores[t] > largest ? scores[t] : largest;
+    weights[t] = sum * scale;
+    largest = weights[t] > largest ? weights[t] : largest;
   }
   float total = 0;
 #pragma omp simd reduction(+ : total)
   for (std::int64_t t = 0; t < length; ++t) {
-    scores[t] = fast_exp(scores[t] - largest);
-    total += scores[t];
+    weights[t] = fast_exp(weights[t] - largest);
+    total += weights[t];
   }
+#pragma omp simd
+  for (std::int64_t t = 0; t < length; ++t) weights[t] /= total;
+}
+
+TAPETUNE_SIMD void weighted_sum(const float* weights, const float* v, float* out, std::int64_t length,
+                                std::int64_t width) {
   for (std::int64_t i = 0; i < width; ++i) out[i] = 0;
   for (std::int64_t t = 0; t < length; ++t) {
     const float* vt = v + t * width;
-    const float weight = scores[t] / total;
+    const float weight = weights[t];
 #pragma omp simd
     for (std::int64_t i = 0; i < width; ++i) out[i] += weight * vt[i];
   }

@@ -43,17 +43,18 @@ __global__ void rms_norm_kernel(const T* x, const T* weight, T* y, std::int64_t 
 
 // One thread a pair of numbers.
 template <typename T>
-__global__ void rotate_kernel(T* x, const float* cos, const float* sin, Rotation r) {
+__global__ void rotate_kernel(T* x, const float* position, Rotation r) {
   const std::int64_t index = blockIdx.x * static_cast<std::int64_t>(threads) + threadIdx.x;
   if (index >= r.batch * r.tokens * r.heads * r.half) return;
   const std::int64_t f = index % r.half, h = index / r.half % r.heads, n = index / (r.half * r.heads) % r.tokens,
                      b = index / (r.half * r.heads * r.tokens);
   const std::int64_t channel = h / (r.heads / r.channels);
-  const std::int64_t angle = b * r.batch_stride + (channel * r.tokens + n) * r.half + f;
+  const float* angle = position + b * r.batch_stride + (n * r.channels + channel) * 2 * r.half + f;
+  const float cos = angle[0], sin = angle[r.half];
   T* head = x + ((b * r.tokens + n) * r.heads + h) * 2 * r.half;
   const float first = wide(head[f]), second = wide(head[r.half + f]);
-  head[f] = narrow<T>(first * cos[angle] - second * sin[angle]);
-  head[r.half + f] = narrow<T>(second * cos[angle] + first * sin[angle]);
+  head[f] = narrow<T>(first * cos - second * sin);
+  head[r.half + f] = narrow<T>(second * cos + first * sin);
 }
 
 template <typename T>
@@ -77,10 +78,10 @@ void rms_norm(Number number, const void* x, const void* weight, void* y, std::in
   number == Number::f32 ? launch(static_cast<float*>(nullptr)) : launch(static_cast<__nv_bfloat16*>(nullptr));
 }
 
-void rotate(Number number, void* x, const float* cos, const float* sin, const Rotation& r, cudaStream_t stream) {
+void rotate(Number number, void* x, const float* position, const Rotation& r, cudaStream_t stream) {
   const unsigned grid = blocks(r.batch * r.tokens * r.heads * r.half);
   const auto launch = [&]<typename T>(T*) {
-    rotate_kernel<T><<<grid, threads, 0, stream>>>(static_cast<T*>(x), cos, sin, r);
+    rotate_kernel<T><<<grid, threads, 0, stream>>>(static_cast<T*>(x), position, r);
   };
   number == Number::f32 ? launch(static_cast<float*>(nullptr)) : launch(static_cast<__nv_bfloat16*>(nullptr));
 }

@@ -12,11 +12,11 @@ enum class Number { f32, bf16 };
 void rms_norm(Number number, const void* x, const void* weight, void* y, std::int64_t rows, std::int64_t width,
               float eps, cudaStream_t stream);
 
-// x [B, N, H, D] in place; cos and sin [B or 1, C, N, D/2] f32, batch_stride 0 where they are the same for all rows.
+// x [B, N, H, D] in place; position [B or 1, N, C, D] f32, batch_stride 0 where it is the same for all rows.
 struct Rotation {
   std::int64_t batch, tokens, heads, half, channels, batch_stride;
 };
-void rotate(Number number, void* x, const float* cos, const float* sin, const Rotation& r, cudaStream_t stream);
+void rotate(Number number, void* x, const float* position, const Rotation& r, cudaStream_t stream);
 
 void silu_mul(Number number, void* gate, const void* up, std::int64_t count, cudaStream_t stream);
 

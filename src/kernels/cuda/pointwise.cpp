@@ -30,13 +30,12 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return out;
 }
 
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& position) {
   const c10::cuda::CUDAGuard device(x.device());
-  const at::Tensor c = cos.to(at::kFloat).contiguous(), s = sin.to(at::kFloat).contiguous();
+  const at::Tensor e = position.to(at::kFloat).contiguous();
   const Rotation r{x.size(0),     x.size(1), x.size(2),
-                   x.size(3) / 2, c.size(1), c.size(0) == 1 ? 0 : c.size(1) * c.size(2) * c.size(3)};
-  rotate(number(x), x.mutable_data_ptr(), c.const_data_ptr<float>(), s.const_data_ptr<float>(), r,
-         c10::cuda::getCurrentCUDAStream());
+                   x.size(3) / 2, e.size(2), e.size(0) == 1 ? 0 : e.size(1) * e.size(2) * e.size(3)};
+  rotate(number(x), x.mutable_data_ptr(), e.const_data_ptr<float>(), r, c10::cuda::getCurrentCUDAStream());
   return x;
 }
 

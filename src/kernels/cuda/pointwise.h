@@ -11,7 +11,7 @@ namespace tapetune::kernels::cuda {
 bool applies(std::initializer_list<at::Tensor> tensors);
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& position);
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace tapetune::kernels::cuda

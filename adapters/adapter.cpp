@@ -1,0 +1,114 @@
+#include "adapters/adapter.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "adapters/full/full.h"
+#include "adapters/longlora/longlora.h"
+#include "adapters/lora/lora.h"
+#include "adapters/tape/tape.h"
+#include "adapters/theta_scaling/theta_scaling.h"
+#include "core/error.h"
+#include "core/nearest.h"
+
+namespace tapetune {
+
+namespace {
+
+// What every method takes: rotary settings, and what trains besides.
+std::vector<std::string_view> with_common(std::vector<std::string_view> keys) {
+  for (const std::string_view key : {"scaling", "factor", "theta", "train_also", "untie"}) keys.push_back(key);
+  return keys;
+}
+
+std::vector<std::string_view> with_low_rank(std::vector<std::string_view> keys) {
+  for (const std::string_view key : {"rank", "alpha", "dropout", "targets", "rslora", "dora"}) keys.push_back(key);
+  return with_common(std::move(keys));
+}
+
+void inject_nothing(Injection&) {}
+
+void set_rotary(const MethodOptions& options, ModelConfig& config) {
+  RopeConfig& rope = config.rope;
+  if (options.theta) rope.theta = *options.theta;
+  if (!options.scaling && !options.factor) return;
+  const RopeType type = options.scaling.value_or(RopeType::linear);
+  const double factor = options.factor.value_or(1.0);
+  if (type != RopeType::standard && !options.factor) {
+    fail("method", "scaling={} needs a factor; add factor=2 for twice the context.", rope_type_name(type));
+  }
+  if (type == RopeType::standard && options.factor) {
+    fail("method", "scaling=none takes no factor; leave one of them out.");
+  }
+  const std::int64_t before = config.longest_context();
+  const double theta = rope.theta;
+  rope = RopeConfig();
+  rope.type = type;
+  rope.theta = theta;
+  rope.factor = factor;
+  if (type == RopeType::yarn) rope.original_context = before;
+  // Dynamic scaling keeps the original context in the config and stretches it while running.
+  if (type == RopeType::dynamic) {
+    config.context = before;
+  } else {
+    config.context = static_cast<std::int64_t>(std::llround(static_cast<double>(before) * factor));
+  }
+}
+
+}  // namespace
+
+std::span<const Method> methods() {
+  static const std::vector<Method> all{
+      {"none", "nothing trains; for evaluation", {"scaling", "factor", "theta"}, nullptr, nullptr, inject_nothing},
+      {"full", "every weight trains", {"scaling", "factor", "theta", "untie"}, nullptr, nullptr, inject_full},
+      {"lora", "a low-rank pair beside chosen projections", with_low_rank({}), nullptr, check_low_rank,
+       inject_low_rank},
+      {"longlora", "lora, and attention in shifted groups while training", with_low_rank({"group"}), nullptr,
+       check_low_rank, inject_longlora},
+      {"theta-scaling", "lora, and a larger rotary base", with_low_rank({}), theta_defaults, check_low_rank,
+       inject_theta_scaling},
+      {"tape", "positions that learn from context; with rank=8, lora as well",
+       with_low_rank({"mix", "width", "random_offset", "equivariant"}), tape_defaults, nullptr, inject_tape}};
+  return all;
+}
+
+const Method& find_method(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const Method& method : methods()) {
+    if (method.name == name) return method;
+    names.push_back(method.name);
+  }
+  const std::string meant = nearest(name, names);
+  fail("method", "there is no method \"{}\"; there are {}{}.", name, fmt::join(names, ", "),
+       meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant));
+}
+
+std::string module_name(std::int64_t layer, Projection which) {
+  if (which == Projection::head) return "lm_head";
+  const bool mlp = which == Projection::gate || which == Projection::up || which == Projection::down;
+  return fmt::format("model.layers.{}.{}.{}_proj", layer, mlp ? "mlp" : "self_attn", projection_name(which));
+}
+
+at::Tensor Injection::train(const std::string& name, const at::Tensor& start) {
+  at::Tensor value = start
+                         .to(trained_options.device(), c10::typeMetaToScalarType(trained_options.dtype()),
+                             /*non_blocking=*/false, /*copy=*/true)
+                         .contiguous();
+  value.requires_grad_(true);
+  parameters.push_back({name, value});
+  return value;
+}
+
+AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
+                   at::ScalarType dtype, std::uint64_t seed) {
+  const Method& method = find_method(options.method);
+  Injection model{options, config, weights, {}, {}, {}, at::make_generator<at::CPUGeneratorImpl>(seed), {}};
+  model.trained_options =
+      weights.embedding.options().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad(false);
+  set_rotary(options, model.config);
+  method.inject(model);
+  train_besides(model);
+  return {Llama(std::move(model.config), std::move(model.weights), dtype, std::move(model.seams)),
+          std::move(model.parameters), options, std::move(model.notes)};
+}
+
+}  // namespace tapetune

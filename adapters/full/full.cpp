@@ -1,0 +1,63 @@
+#include "adapters/full/full.h"
+
+namespace tapetune {
+
+namespace {
+
+void train_norms(Injection& model) {
+  for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
+    LayerWeights& layer = model.weights.layers[i];
+    const std::string name = fmt::format("model.layers.{}.", i);
+    layer.input_norm = model.train(name + "input_layernorm.weight", layer.input_norm);
+    layer.post_attention_norm = model.train(name + "post_attention_layernorm.weight", layer.post_attention_norm);
+  }
+  model.weights.norm = model.train("model.norm.weight", model.weights.norm);
+}
+
+void train_ends(Injection& model, bool embeddings, bool head) {
+  LlamaWeights& weights = model.weights;
+  const bool tied = model.config.tied_embeddings;
+  if (tied && model.options.untie) {
+    model.config.tied_embeddings = false;
+    model.notes.emplace_back("the head is untied from the embeddings: each has a matrix of its own");
+  } else if (tied && (embeddings || head)) {
+    model.notes.emplace_back(
+        "the embeddings are tied to the head: they train once, with the gradients of both uses, and stay tied "
+        "(untie=true separates them)");
+    weights.embedding = weights.head.weight = model.train("model.embed_tokens.weight", weights.embedding);
+    return;
+  }
+  if (embeddings) weights.embedding = model.train("model.embed_tokens.weight", weights.embedding);
+  if (head) weights.head.weight = model.train("lm_head.weight", weights.head.weight);
+}
+
+}  // namespace
+
+void inject_full(Injection& model) {
+  train_ends(model, true, true);
+  for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
+    LayerWeights& layer = model.weights.layers[i];
+    const auto train = [&](Projection which, Linear& linear) {
+      const std::string name = module_name(static_cast<std::int64_t>(i), which);
+      linear.weight = model.train(name + ".weight", linear.weight);
+      if (linear.bias.defined()) linear.bias = model.train(name + ".bias", linear.bias);
+    };
+    train(Projection::q, layer.q);
+    train(Projection::k, layer.k);
+    train(Projection::v, layer.v);
+    train(Projection::o, layer.o);
+    train(Projection::gate, layer.gate);
+    train(Projection::up, layer.up);
+    train(Projection::down, layer.down);
+  }
+  train_norms(model);
+}
+
+void train_besides(Injection& model) {
+  if (model.options.method == "full") return;
+  const MethodOptions& options = model.options;
+  train_ends(model, options.train_embeddings, options.train_head);
+  if (options.train_norms) train_norms(model);
+}
+
+}  // namespace tapetune

@@ -1,0 +1,13 @@
+// Weights of the model itself that train: all of them, or embeddings, norms and the head beside a method.
+#pragma once
+
+#include "adapters/adapter.h"
+
+namespace tapetune {
+
+void inject_full(Injection& model);
+
+// What `train_also` names, by structure. Tied embeddings are trained once and stay tied unless they are to be untied.
+void train_besides(Injection& model);
+
+}  // namespace tapetune

@@ -1,0 +1,214 @@
+#include "adapters/peft.h"
+
+#include <set>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/writer.h"
+#include "core/error.h"
+#include "core/file.h"
+
+namespace tapetune {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view prefix = "base_model.model.";
+constexpr const char* head_name = "lm_head.weight";
+constexpr const char* embedding_name = "model.embed_tokens.weight";
+
+bool has_low_rank(const std::vector<Parameter>& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const Parameter& p) { return p.name.ends_with(".lora_A.weight"); });
+}
+
+bool stays_tied(const AdaptedModel& adapted) {
+  return adapted.model.config().tied_embeddings && adapted.model.weights().embedding.requires_grad();
+}
+
+Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
+  const MethodOptions& options = adapted.options;
+  Json config;
+  config["base_model_name_or_path"] = base.string();
+  config["task_type"] = "CAUSAL_LM";
+  config["inference_mode"] = true;
+  if (!has_low_rank(adapted.parameters)) {
+    config["peft_type"] = options.method == "full" ? "FULL" : "TAPE";  // neither is PEFT's; tapetune.json has the rest
+    return config;
+  }
+  config["peft_type"] = "LORA";
+  config["r"] = options.rank;
+  config["lora_alpha"] = options.alpha;
+  config["lora_dropout"] = options.dropout;
+  config["use_rslora"] = options.rslora;
+  config["use_dora"] = options.dora;
+  config["bias"] = "none";
+  config["fan_in_fan_out"] = false;
+  Json targets = Json::array(), saved = Json::array();
+  for (const Projection which : options.targets) {
+    targets.push_back(which == Projection::head ? "lm_head" : fmt::format("{}_proj", projection_name(which)));
+  }
+  config["target_modules"] = targets;
+  const bool tied = stays_tied(adapted);
+  if (options.train_embeddings || tied) saved.push_back("embed_tokens");
+  if (options.train_head && !tied) saved.push_back("lm_head");
+  if (options.train_norms) {
+    for (const char* norm : {"input_layernorm", "post_attention_layernorm", "norm"}) saved.push_back(norm);
+  }
+  config["modules_to_save"] = saved.empty() ? Json() : saved;
+  config["ensure_weight_tying"] = tied;
+  return config;
+}
+
+void write_json(const fs::path& path, const Json& json) {
+  OutputFile file(path);
+  file.write(json.dump(2) + "\n");
+  file.finish();
+}
+
+// What of a PEFT configuration changes the result and is not done here must not pass in silence.
+void refuse_unknown(const Json& config, std::string_view where) {
+  const auto empty = [](const Json& value) {
+    return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
+  };
+  for (const char* key : {"rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora",
+                          "layer_replication", "trainable_token_indices", "target_parameters"}) {
+    if (config.contains(key) && !empty(config[key])) {
+      fail("adapter", "{}: {} = {} is not supported; merge the adapter with PEFT and use the result.", where, key,
+           config[key].dump());
+    }
+  }
+  if (config.value("bias", "none") != "none") {
+    fail("adapter", "{}: bias = \"{}\" is not supported, only \"none\".", where, config.value("bias", ""));
+  }
+}
+
+MethodOptions options_from_peft(const Json& config, const StoredTensors& stored, bool tied, const std::string& where) {
+  if (!config.is_object() || config.value("peft_type", "") != "LORA") {
+    fail("adapter", "{}: peft_type must be \"LORA\" where there is no tapetune.json, but is {}.", where,
+         config.is_object() && config.contains("peft_type") ? config["peft_type"].dump() : "missing");
+  }
+  refuse_unknown(config, where);
+  const auto text = [&](const char* key, const char* otherwise) {
+    const auto found = config.find(key);
+    return found == config.end() || found->is_null() ? std::string(otherwise) : found->dump();
+  };
+  // Which projections have a pair is said by the tensors: target_modules may be a list, a path or a pattern.
+  std::set<std::string> targets, also;
+  for (const auto& [name, tensor] : stored) {
+    std::string_view module = name;
+    if (!module.ends_with(".lora_A.weight")) continue;
+    module.remove_suffix(std::string_view(".lora_A.weight").size());
+    module.remove_prefix(module.rfind('.') + 1);
+    targets.insert(std::string(module));
+  }
+  const auto has = [&](std::string_view name) { return stored.contains(name_on_disk(name)); };
+  const bool tying = config.contains("ensure_weight_tying") && config["ensure_weight_tying"] == true;
+  if (has(embedding_name)) also.insert("embeddings");
+  if (has("model.norm.weight")) also.insert("norms");
+  if (has(head_name) && !(tied && tying)) also.insert("lm_head");
+  std::vector<std::string> words{"rank=" + text("r", "8"),
+                                 "alpha=" + text("lora_alpha", "8"),
+                                 "dropout=" + text("lora_dropout", "0"),
+                                 "rslora=" + text("use_rslora", "false"),
+                                 "dora=" + text("use_dora", "false"),
+                                 fmt::format("train_also={}", fmt::join(also, ","))};
+  if (!targets.empty()) words.push_back(fmt::format("targets={}", fmt::join(targets, ",")));
+  // PEFT separates a head from embeddings that it trains, unless told to keep them tied.
+  if (tied && !tying && (has(embedding_name) || has(head_name))) words.emplace_back("untie=true");
+  return parse_method("lora", words);
+}
+
+void check_shape(const Parameter& parameter, const TensorEntry& entry, const std::string& where) {
+  if (parameter.value.sizes() == at::IntArrayRef(entry.shape)) return;
+  fail("adapter", "{}: {}: the model needs {}, but the file has {}; is it an adapter of another model?", where,
+       parameter.name, shape_text(parameter.value.sizes().vec()), shape_text(entry.shape));
+}
+
+}  // namespace
+
+std::string name_on_disk(std::string_view parameter) { return std::string(prefix) + std::string(parameter); }
+
+std::string name_from_disk(std::string_view stored) {
+  if (stored.starts_with(prefix)) stored.remove_prefix(prefix.size());
+  return std::string(stored);
+}
+
+void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base, bool replace) {
+  if (adapted.parameters.empty())
+    fail("adapter", "method {} trains nothing: there is nothing to save.", adapted.options.method);
+  StagedFolder staged(folder, replace);
+  std::map<std::string, at::Tensor> tensors;
+  std::uint64_t bytes = 0;
+  for (const Parameter& parameter : adapted.parameters) {
+    const at::Tensor value = parameter.value.detach().to(at::kCPU, at::kFloat).contiguous();
+    tensors[name_on_disk(parameter.name)] = value;
+    bytes += value.nbytes();
+    // PEFT asks for both names of a tied matrix.
+    if (parameter.name == embedding_name && stays_tied(adapted)) tensors[name_on_disk(head_name)] = value;
+  }
+  require_space(folder, bytes);
+  save_safetensors(staged.path() / "adapter_model.safetensors", tensors, false, {{"format", "pt"}});
+  write_json(staged.path() / "adapter_config.json", peft_config(adapted, base));
+  write_json(staged.path() / "tapetune.json", method_json(adapted.options));
+  staged.commit();
+}
+
+AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const fs::path& folder,
+                          at::ScalarType dtype) {
+  std::error_code status;
+  if (!fs::is_directory(folder, status)) fail("adapter", "{}: there is no such folder.", folder.string());
+  const fs::path file = folder / "adapter_model.safetensors", own = folder / "tapetune.json",
+                 peft = folder / "adapter_config.json";
+  if (!fs::exists(file, status)) {
+    fail("adapter", "{}: there is no adapter_model.safetensors{}.", folder.string(),
+         fs::exists(folder / "adapter_model.bin", status)
+             ? "; the older adapter_model.bin is a Python pickle, load it with PEFT and save it again"
+             : "");
+  }
+  StoredTensors stored;
+  map_safetensors(file, stored);
+  const MethodOptions options =
+      fs::exists(own, status) ? method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string())
+                              : options_from_peft(parse_json(read_text(peft), "adapter", peft.string()), stored,
+                                                  config.tied_embeddings, peft.string());
+  AdaptedModel adapted = adapt(config, weights, options, dtype);
+
+  std::size_t used = 0;
+  const c10::NoGradGuard loading;
+  for (const Parameter& parameter : adapted.parameters) {
+    const auto found = stored.find(name_on_disk(parameter.name));
+    if (found == stored.end()) {
+      fail("adapter", "{}: the tensor {} is missing; is the file whole, and made for this model?", file.string(),
+           name_on_disk(parameter.name));
+    }
+    check_shape(parameter, found->second.entry, file.string());
+    parameter.value.copy_(tensor_from(found->second));
+    ++used;
+  }
+  // The frozen head that PEFT stores beside a pair, and a tied matrix under its second name, may be there; equal ones.
+  const auto repeated = [&](const std::string& name, const at::Tensor& expected) {
+    const auto found = stored.find(name_on_disk(name));
+    if (found == stored.end()) return;
+    const at::Tensor value = tensor_from(found->second);
+    if (value.sizes() != expected.sizes() || !at::equal(value.to(at::kFloat), expected.to(at::kCPU, at::kFloat))) {
+      fail("adapter", "{}: {} differs from the matrix that it should repeat; is it an adapter of another model?",
+           file.string(), name);
+    }
+    ++used;
+  };
+  repeated("lm_head.base_layer.weight", weights.head.weight);
+  if (stays_tied(adapted)) repeated(head_name, adapted.model.weights().embedding);
+  if (used != stored.size()) {
+    for (const auto& [name, tensor] : stored) {
+      const std::string plain = name_from_disk(name);
+      const bool known = plain == "lm_head.base_layer.weight" || (stays_tied(adapted) && plain == head_name) ||
+                         std::any_of(adapted.parameters.begin(), adapted.parameters.end(),
+                                     [&](const Parameter& p) { return name_on_disk(p.name) == name; });
+      if (!known) fail("adapter", "{}: the tensor {} has no place in this model and method.", file.string(), name);
+    }
+  }
+  return adapted;
+}
+
+}  // namespace tapetune

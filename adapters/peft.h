@@ -1,0 +1,25 @@
+// Adapters on disk, in PEFT's layout: adapter_config.json and adapter_model.safetensors; beside them tapetune.json with
+// the settings that PEFT does not know.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "adapters/adapter.h"
+
+namespace tapetune {
+
+// A parameter's name in adapter_model.safetensors, and back; a name that is none of PEFT's stays as it is.
+std::string name_on_disk(std::string_view parameter);
+std::string name_from_disk(std::string_view stored);
+
+// Written whole or not at all. base: the folder of the model that it was made for.
+void save_adapter(const AdaptedModel& adapted, const std::filesystem::path& folder, const std::filesystem::path& base,
+                  bool replace);
+
+// Fails, naming the tensor, where the adapter is of another model, lacks a tensor or has one too many.
+AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const std::filesystem::path& folder,
+                          at::ScalarType dtype);
+
+}  // namespace tapetune

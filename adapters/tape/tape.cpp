@@ -1,0 +1,125 @@
+#include "adapters/tape/tape.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "adapters/lora/lora.h"
+#include "kernels/position.h"
+
+namespace tapetune {
+
+namespace {
+
+// The maps of one layer. They act on channels only and alike on cosines and sines of every frequency; that is what
+// equivariance asks for.
+struct Maps {
+  at::Tensor mix;   // [K, H]: attention outputs into channels
+  at::Tensor up;    // [I, K]
+  at::Tensor gate;  // [I, hidden], reads the MLP's output
+  at::Tensor down;  // [K, I]
+};
+
+// What mixes the H attention outputs into K channels. Per head, only the sum of a row of W acts, on the mean of the
+// heads that share the channel.
+at::Tensor mixing(const at::Tensor& w, Mix mix) {
+  if (mix == Mix::full) return w;
+  const std::int64_t channels = w.size(0), heads = w.size(1), group = heads / channels;
+  const at::Tensor share = at::eye(channels, w.options().requires_grad(false)).repeat_interleave(group, 1) /
+                           static_cast<double>(group);  // [K, H]
+  return w.sum(1, true) * share;
+}
+
+// e <- (1 + W_down diag(g) W_up) (e + mix(attended)), g = silu(W_gate mlp_output).
+at::Tensor updated(const Maps& maps, Mix mix, const at::Tensor& position, const at::Tensor& attended,
+                   const at::Tensor& mlp_output) {
+  const auto dtype = maps.up.scalar_type();
+  const std::int64_t channels = maps.up.size(1), inner = maps.up.size(0);
+  const at::Tensor gate = at::silu(at::linear(mlp_output.to(dtype), maps.gate));  // [B, N, I]
+  // A token's change of channels, W_down diag(g) W_up, is linear in its gates: one product gives those of all tokens,
+  // and nothing as wide as [I, D] a token ever exists.
+  const at::Tensor outer = (maps.down.t().unsqueeze(2) * maps.up.unsqueeze(1)).reshape({inner, channels * channels});
+  const at::Tensor change =
+      at::matmul(gate, outer).view({gate.size(0), gate.size(1), channels, channels});  // [B, N, K, K]
+  return kernels::update_position(position, attended.to(position.scalar_type()), mixing(maps.mix, mix), change);
+}
+
+class ContextualPosition final : public PositionSeam {
+ public:
+  explicit ContextualPosition(Mix mix) : mix_(mix) {}
+
+  // The last layer's update would feed nothing: its tensors exist, on disk too, but get no gradient.
+  bool updates() const override { return layers_.size() > 1; }
+  bool updates(std::int64_t layer) const override { return static_cast<std::size_t>(layer) + 1 < layers_.size(); }
+
+  at::Tensor update(std::int64_t layer, const at::Tensor& position, const at::Tensor& attended,
+                    const at::Tensor& mlp_output) const override {
+    const auto i = static_cast<std::size_t>(layer);
+    if (sine_layers_.empty()) return updated(layers_[i], mix_, position, attended, mlp_output);
+    const std::int64_t half = position.size(3) / 2;
+    const auto part = [&](const Maps& maps, std::int64_t begin) {
+      return updated(maps, mix_, position.narrow(3, begin, half), attended.narrow(3, begin, half), mlp_output);
+    };
+    return at::cat({part(layers_[i], 0), part(sine_layers_[i], half)}, 3);
+  }
+
+  std::vector<at::Tensor> trained(std::int64_t layer) const override {
+    const auto i = static_cast<std::size_t>(layer);
+    if (!updates(layer)) return {};
+    std::vector<at::Tensor> all;
+    for (const std::vector<Maps>* layers : {&layers_, &sine_layers_}) {
+      if (layers->empty()) continue;
+      const Maps& maps = (*layers)[i];
+      for (const at::Tensor& t : {maps.mix, maps.up, maps.gate, maps.down}) all.push_back(t);
+    }
+    return all;
+  }
+
+  std::vector<Maps> layers_;
+  std::vector<Maps> sine_layers_;  // the ablation's; else empty
+
+ private:
+  Mix mix_;
+};
+
+// Training draws where positions begin. By equivariance that changes nothing but the numbers it is computed with.
+class RandomOffset final : public RotarySeam {
+ public:
+  at::Tensor start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
+                   at::ScalarType dtype, const Training* training) const override {
+    if (training == nullptr) return RotarySeam::start(config, positions, planned_length, dtype, training);
+    at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(training->seed);
+    const auto offset = at::randint(2 * config.longest_context(), {}, generator, at::kLong).item<std::int64_t>();
+    return RotarySeam::start(config, positions + offset, planned_length, dtype, training);
+  }
+};
+
+}  // namespace
+
+void tape_defaults(MethodOptions& options) { options.rank = 0; }
+
+void inject_tape(Injection& model) {
+  const ModelConfig& config = model.config;
+  const std::int64_t channels = config.kv_heads, heads = config.heads, inner = model.options.width * heads;
+  const auto seam = std::make_shared<ContextualPosition>(model.options.mix);
+  // Zero where the updates would begin: at the start the adapted model is the base model.
+  const auto maps = [&](std::int64_t layer, const std::string& suffix) {
+    const std::string name = fmt::format("model.layers.{}.", layer);
+    const auto normal = [&](std::int64_t out, std::int64_t in) {
+      return at::empty({out, in}, at::kFloat).normal_(0, 0.02, model.generator);
+    };
+    Maps m;
+    m.up = model.train(name + "pe.up_proj" + suffix + ".weight", at::zeros({inner, channels}));
+    m.gate = model.train(name + "pe.x_proj" + suffix + ".weight", normal(inner, config.hidden_size));
+    m.down = model.train(name + "pe.down_proj" + suffix + ".weight", normal(channels, inner));
+    m.mix = model.train(name + "post_attention_linear" + suffix + ".weight", at::zeros({channels, heads}));
+    return m;
+  };
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    seam->layers_.push_back(maps(i, ""));
+    if (!model.options.equivariant) seam->sine_layers_.push_back(maps(i, "_sine"));
+  }
+  model.seams.position = seam;
+  if (model.options.random_offset) model.seams.rotary = std::make_shared<RandomOffset>();
+  if (model.options.rank > 0) inject_low_rank(model);
+}
+
+}  // namespace tapetune

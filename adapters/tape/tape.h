@@ -1,0 +1,12 @@
+// TAPE (arXiv 2501.00712): a position state per key/value head that every layer updates from context, by maps that
+// leave it equivariant: only differences of positions matter, as with RoPE.
+#pragma once
+
+#include "adapters/adapter.h"
+
+namespace tapetune {
+
+void tape_defaults(MethodOptions& options);
+void inject_tape(Injection& model);
+
+}  // namespace tapetune

@@ -1,0 +1,31 @@
+#include <CLI/CLI.hpp>
+
+#include "adapters/peft.h"
+#include "cli/options.h"
+#include "cli/verbs.h"
+#include "core/log.h"
+
+namespace tapetune::cli {
+
+void add_adapter(CLI::App& app) {
+  struct Options {
+    ModelOptions model;
+    std::string out;
+    bool force = false;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* verb =
+      app.add_subcommand("adapter", "Writes an adapter in PEFT's layout: a method at its start, or a copy");
+  options->model.add_to(*verb);
+  verb->add_option("--out", options->out, "Folder to write")->required();
+  verb->add_flag("--force", options->force, "Replace an existing folder");
+  verb->footer("example: tapetune adapter /models/Llama-2-7b-hf --method lora rank=16 --seed 1 --out start/");
+  verb->callback([options] {
+    const Checkpoint checkpoint = options->model.open();
+    const AdaptedModel adapted = options->model.load(checkpoint);
+    for (const std::string& note : adapted.notes) warn("{}", note);
+    save_adapter(adapted, options->out, checkpoint.path(), options->force);
+  });
+}
+
+}  // namespace tapetune::cli

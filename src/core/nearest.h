@@ -1,0 +1,13 @@
+// The known word that a wrong one probably meant.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tapetune {
+
+// Empty where none is near enough to be meant.
+std::string nearest(std::string_view word, std::span<const std::string_view> known);
+
+}  // namespace tapetune

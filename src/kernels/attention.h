@@ -1,0 +1,42 @@
+// Causal attention of whole sequences in tiles: no matrix of scores, neither forward nor backward. f32 on the CPU.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace tapetune::kernels {
+
+// Where the keys that a token may see begin: it sees those from the last cut at or before it, up to itself. One list
+// for the first half of the heads, one for the second, each from 0 on and increasing; an empty one: everything before.
+struct Cuts {
+  std::vector<std::int64_t> first, second;
+};
+
+struct Attended {
+  at::Tensor values;    // [B, N, H, D]
+  at::Tensor attended;  // [B, N, H, D]; undefined without `also`
+  at::Tensor lse;       // [B, H, N]: log of the sum of exponentials of a query's scaled scores
+};
+
+// softmax(q k^T scale), applied to v and, if it is defined, to `also` with the same weights. The N queries are the last
+// of the M positions; cuts need M = N. Head h uses the key and value head h / (H / K). Any strides, also 0; the results
+// are contiguous. The same bits for any number of threads, and `values` has the same bits without `also`.
+Attended attention_forward(const at::Tensor& q,     // [B, N, H, D]
+                           const at::Tensor& k,     // [B, M, K, D]
+                           const at::Tensor& v,     // [B, M, K, D]
+                           const at::Tensor& also,  // [B, M, K, D] or undefined
+                           double scale, const Cuts& cuts = {});
+
+struct AttentionGradients {
+  at::Tensor q;           // [B, N, H, D]
+  at::Tensor k, v, also;  // [B, M, K, D]; also: undefined unless it is wanted
+};
+
+// d_values, d_attended: [B, N, H, D]; an undefined one counts as zero.
+AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& also, const Attended& out, const at::Tensor& d_values,
+                                      const at::Tensor& d_attended, double scale, const Cuts& cuts, bool need_also);
+
+}  // namespace tapetune::kernels

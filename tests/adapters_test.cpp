@@ -1,0 +1,339 @@
+// Every method against the same demands: exact gradients, checkpointing that changes nothing, saving, batches, bf16.
+#include "adapters/adapter.h"
+
+#include <c10/core/InferenceMode.h>
+
+#include "adapters/peft.h"
+#include "catch.h"
+#include "model/generate.h"
+#include "model/loss.h"
+#include "support.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+
+namespace {
+
+struct Case {
+  std::string name, method;
+  std::vector<std::string> words;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all{{"lora", "lora", {"rank=3"}},
+                                     {"lora everywhere", "lora", {"rank=2", "targets=q,k,v,o,gate,up,down,lm_head"}},
+                                     {"rslora", "lora", {"rank=4", "rslora=true"}},
+                                     {"dora", "lora", {"rank=2", "dora=true", "targets=q,o,up,down"}},
+                                     {"lora and more", "lora", {"rank=2", "train_also=embeddings,norms,lm_head"}},
+                                     {"longlora", "longlora", {"rank=2", "train_also=embeddings,norms"}},
+                                     {"theta-scaling", "theta-scaling", {"rank=2", "scaling=linear", "factor=2"}},
+                                     {"tape", "tape", {}},
+                                     {"tape per head", "tape", {"mix=per-head", "train_also=norms"}},
+                                     {"tape and lora", "tape", {"rank=2", "scaling=yarn", "factor=4"}},
+                                     {"tape, dynamic", "tape", {"scaling=dynamic", "factor=2", "width=2"}},
+                                     {"full", "full", {}}};
+  return all;
+}
+
+// A method away from its start, where nothing is zero and every gradient counts.
+AdaptedModel moved(const Case& which, at::ScalarType dtype, bool tied = false) {
+  const ModelConfig config = random_config(tied);
+  AdaptedModel adapted =
+      adapt(config, random_weights(config, at::kDouble), parse_method(which.method, which.words), dtype, 3);
+  const c10::NoGradGuard moving;
+  at::manual_seed(5);
+  for (const Parameter& p : adapted.parameters) {
+    p.value.add_(at::randn(p.value.sizes(), at::kDouble).to(p.value.scalar_type()), 0.1);
+  }
+  return adapted;
+}
+
+at::Tensor tokens(std::int64_t rows = 1) {
+  at::manual_seed(7);
+  return at::randint(61, {rows, 16}, at::kLong);
+}
+
+at::Tensor loss_of(const AdaptedModel& adapted, const at::Tensor& batch, Checkpointing checkpointing) {
+  ForwardInput in;
+  in.tokens = batch;
+  in.training = Training{checkpointing, 11};
+  const at::Tensor hidden = adapted.model.forward(in).last;  // [B, N, hidden]
+  const at::Tensor before = hidden.narrow(1, 0, batch.size(1) - 1).flatten(0, 1),
+                   next = batch.narrow(1, 1, batch.size(1) - 1).flatten();
+  return loss_sum(adapted.model, before, next) / static_cast<double>(next.size(0));
+}
+
+std::map<std::string, at::Tensor> gradients(const AdaptedModel& adapted, Checkpointing checkpointing,
+                                            const at::Tensor& batch) {
+  for (const Parameter& p : adapted.parameters) p.value.mutable_grad().reset();
+  loss_of(adapted, batch, checkpointing).backward();
+  std::map<std::string, at::Tensor> all;
+  for (const Parameter& p : adapted.parameters) {
+    if (p.value.grad().defined()) all[p.name] = p.value.grad().clone();
+  }
+  return all;
+}
+
+// The largest difference as a share of a tensor's largest entry.
+double relative(const at::Tensor& a, const at::Tensor& b) {
+  return largest_difference(a, b) / std::max(b.abs().max().item<double>(), 1e-12);
+}
+
+bool feeds_nothing(const std::string& name) {
+  return name.starts_with("model.layers.2.") &&
+         (name.find(".pe.") != std::string::npos || name.find("post_attention_linear") != std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("methods: gradients equal finite differences in float64") {
+  for (const Case& which : cases()) {
+    const AdaptedModel adapted = moved(which, at::kDouble);
+    const at::Tensor batch = tokens(2);
+    const auto exact = gradients(adapted, Checkpointing::off, batch);
+    for (const Parameter& p : adapted.parameters) {
+      INFO(which.name << ": " << p.name);
+      if (feeds_nothing(p.name)) {
+        CHECK_FALSE(exact.contains(p.name));
+        continue;
+      }
+      REQUIRE(exact.contains(p.name));
+      // DoRA's norm counts as a constant in its gradients, as in the paper; they are checked against PEFT instead.
+      if (which.name == "dora" && !p.name.ends_with("magnitude_vector")) continue;
+      const c10::NoGradGuard probing;
+      const at::Tensor direction = at::randn(p.value.sizes(), p.value.options().requires_grad(false));
+      const double step = 1e-6;
+      p.value.add_(direction, step);
+      const double above = loss_of(adapted, batch, Checkpointing::off).item<double>();
+      p.value.add_(direction, -2 * step);
+      const double below = loss_of(adapted, batch, Checkpointing::off).item<double>();
+      p.value.add_(direction, step);
+      const double measured = (above - below) / (2 * step);
+      const double said = (exact.at(p.name) * direction).sum().item<double>();
+      const double size = exact.at(p.name).norm().item<double>();
+      CHECK(size > 1e-9);
+      CHECK(std::abs(measured - said) <= 1e-6 * std::max(size, 1e-3));
+    }
+  }
+}
+
+TEST_CASE("methods: checkpointing off, full and selective give the same loss and gradients") {
+  for (const Case& which : cases()) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const AdaptedModel adapted = moved(which, dtype);
+      const auto off = gradients(adapted, Checkpointing::off, tokens(2));
+      CHECK(off.size() + (which.method == "tape" ? 4 : 0) == adapted.parameters.size());
+      for (const Checkpointing mode : {Checkpointing::full, Checkpointing::selective}) {
+        const auto again = gradients(adapted, mode, tokens(2));
+        CHECK(again.size() == off.size());
+        for (const auto& [name, gradient] : off) {
+          INFO(which.name << " in " << dtype << ": " << name);
+          REQUIRE(again.contains(name));
+          CHECK(relative(again.at(name), gradient) < (dtype == at::kFloat ? 1e-5 : 1e-12));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("methods: f32 gradients of the fused kernels are those of float64") {
+  for (const Case& which : cases()) {
+    const auto exact = gradients(moved(which, at::kDouble), Checkpointing::off, tokens(2));
+    const auto fused = gradients(moved(which, at::kFloat), Checkpointing::off, tokens(2));
+    for (const auto& [name, gradient] : exact) {
+      INFO(which.name << ": " << name);
+      CHECK(relative(fused.at(name), gradient) < 2e-5);
+    }
+  }
+}
+
+TEST_CASE("methods: an adapter that is saved and loaded gives the same bits") {
+  for (const Case& which : cases()) {
+    for (const bool tied : {false, true}) {
+      INFO(which.name << (tied ? ", tied" : ""));
+      const TempFolder folder;
+      const AdaptedModel before = moved(which, at::kFloat, tied);
+      save_adapter(before, folder / "adapter", "base", false);
+      const ModelConfig config = random_config(tied);
+      const AdaptedModel after =
+          load_adapter(config, random_weights(config, at::kDouble), folder / "adapter", at::kFloat);
+      REQUIRE(after.parameters.size() == before.parameters.size());
+      CHECK(method_json(after.options) == method_json(before.options));
+      for (std::size_t i = 0; i < before.parameters.size(); ++i) {
+        CHECK(after.parameters[i].name == before.parameters[i].name);
+        CHECK(at::equal(after.parameters[i].value, before.parameters[i].value));
+      }
+      const c10::NoGradGuard evaluation;
+      ForwardInput in;
+      in.tokens = tokens();
+      CHECK(at::equal(after.model.logits(after.model.forward(in).last),
+                      before.model.logits(before.model.forward(in).last)));
+    }
+  }
+}
+
+TEST_CASE("methods: a row of a batch gives what it gives alone, in training and in evaluation") {
+  for (const Case& which : cases()) {
+    const AdaptedModel adapted = moved(which, at::kFloat);
+    const c10::NoGradGuard evaluation;
+    for (const bool training : {false, true}) {
+      INFO(which.name << (training ? ", training" : ""));
+      ForwardInput in;
+      in.tokens = tokens(3);
+      if (training) in.training = Training{};
+      const at::Tensor together = adapted.model.logits(adapted.model.forward(in).last);
+      in.tokens = in.tokens.narrow(0, 1, 1);
+      CHECK(relative(together.narrow(0, 1, 1), adapted.model.logits(adapted.model.forward(in).last)) < 1e-5);
+    }
+  }
+}
+
+TEST_CASE("methods: bf16 stays close to f32, forward and backward") {
+  for (const Case& which : cases()) {
+    INFO(which.name);
+    const AdaptedModel narrow = moved(which, at::kBFloat16), wide = moved(which, at::kFloat);
+    const auto rough = gradients(narrow, Checkpointing::full, tokens(2)),
+               exact = gradients(wide, Checkpointing::full, tokens(2));
+    double dot = 0, a = 0, b = 0;
+    for (const auto& [name, gradient] : exact) {
+      CHECK(rough.at(name).scalar_type() == at::kFloat);  // what trains stays f32
+      const at::Tensor other = rough.at(name);
+      dot += (gradient * other).sum().item<double>();
+      a += gradient.square().sum().item<double>();
+      b += other.square().sum().item<double>();
+    }
+    CHECK(dot / std::sqrt(a * b) > 0.99);
+    const c10::NoGradGuard evaluation;
+    CHECK(std::abs(loss_of(narrow, tokens(2), Checkpointing::off).item<double>() -
+                   loss_of(wide, tokens(2), Checkpointing::off).item<double>()) < 0.05);
+  }
+}
+
+TEST_CASE("methods: cached decoding equals uncached") {
+  for (const Case& which : cases()) {
+    INFO(which.name);
+    const c10::NoGradGuard evaluation;
+    const AdaptedModel adapted = moved(which, at::kDouble);
+    const at::Tensor all = tokens();
+    ForwardInput in;
+    in.tokens = all;
+    in.planned_length = 16;
+    const at::Tensor whole = adapted.model.logits(adapted.model.forward(in).last)[0];
+    SequenceCache cache = adapted.model.make_cache(16);
+    std::vector<at::Tensor> parts;
+    for (const auto& [begin, count] :
+         {std::pair<std::int64_t, std::int64_t>{0, 9}, {9, 1}, {10, 4}, {14, 1}, {15, 1}}) {
+      in.tokens = all.narrow(1, begin, count);
+      in.caches = {&cache};
+      parts.push_back(adapted.model.logits(adapted.model.forward(in).last)[0]);
+    }
+    CHECK(largest_difference(at::cat(parts), whole) < 1e-10);
+    // And in f32, where a single token takes a kernel of its own.
+    const AdaptedModel fused = moved(which, at::kFloat);
+    GenerateOptions options;
+    options.max_new_tokens = 6;
+    options.context = 64;
+    const auto cached = generate(fused.model, {{5, 9, 2, 30}}, options);
+    options.use_cache = false;
+    CHECK(cached[0].tokens == generate(fused.model, {{5, 9, 2, 30}}, options)[0].tokens);
+  }
+}
+
+TEST_CASE("methods: at the start the adapted model is the base model") {
+  const c10::NoGradGuard evaluation;
+  const ModelConfig config = random_config(false);
+  const LlamaWeights weights = random_weights(config, at::kFloat);
+  ForwardInput in;
+  in.tokens = tokens(2);
+  const Llama base(config, weights, at::kFloat);
+  const at::Tensor expected = base.logits(base.forward(in).last);
+  const auto start = [&](const std::string& method, const std::vector<std::string>& words) {
+    const AdaptedModel adapted = adapt(config, weights, parse_method(method, words), at::kFloat);
+    return adapted.model.logits(adapted.model.forward(in).last);
+  };
+  CHECK(at::equal(start("none", {}), expected));
+  CHECK(at::equal(start("tape", {}), expected));  // the same attention kernel runs, so bit for bit
+  CHECK(at::equal(start("tape", {"mix=per-head"}), expected));
+  CHECK(largest_difference(start("lora", {}), expected) < 1e-6);
+  CHECK(largest_difference(start("lora", {"dora=true"}), expected) < 1e-5);
+  CHECK(largest_difference(start("longlora", {}), expected) < 1e-6);
+  CHECK(at::equal(start("full", {}), expected));
+  CHECK(largest_difference(start("theta-scaling", {}), expected) > 1e-4);  // other angles are another model
+}
+
+TEST_CASE("dropout draws anew with every seed and the same again for a recomputed layer") {
+  for (const std::string dora : {"dora=false", "dora=true"}) {
+    const AdaptedModel adapted =
+        moved({"", "lora", {"rank=2", "dropout=0.4", "targets=q,k,v,o,gate,up,down", dora}}, at::kDouble);
+    const auto off = gradients(adapted, Checkpointing::off, tokens()),
+               full = gradients(adapted, Checkpointing::full, tokens());
+    for (const auto& [name, gradient] : off) CHECK(relative(full.at(name), gradient) < 1e-12);
+    const c10::NoGradGuard evaluation;
+    const auto logits = [&](std::optional<Training> training) {
+      ForwardInput in;
+      in.tokens = tokens();
+      in.training = training;
+      return adapted.model.logits(adapted.model.forward(in).last);
+    };
+    CHECK(largest_difference(logits(Training{Checkpointing::off, 1}), logits(Training{Checkpointing::off, 2})) > 1e-3);
+    CHECK(at::equal(logits(Training{Checkpointing::off, 1}), logits(Training{Checkpointing::off, 1})));
+    CHECK(at::equal(logits(std::nullopt), logits(std::nullopt)));
+  }
+}
+
+TEST_CASE("tied embeddings train once and stay tied, or are untied on request") {
+  const ModelConfig config = random_config(true);
+  const LlamaWeights weights = random_weights(config, at::kDouble);
+  const auto with = [&](const std::vector<std::string>& words) {
+    return adapt(config, weights, parse_method("lora", words), at::kDouble);
+  };
+  const AdaptedModel tied = with({"train_also=embeddings"});
+  CHECK(tied.notes.size() == 1);
+  CHECK(tied.model.weights().head.weight.is_same(tied.model.weights().embedding));
+  CHECK(tied.model.config().tied_embeddings);
+  const AdaptedModel untied = with({"train_also=embeddings,lm_head", "untie=true"});
+  CHECK_FALSE(untied.model.config().tied_embeddings);
+  CHECK(untied.parameters.size() == tied.parameters.size() + 1);
+  // Its gradient is the sum of those of both uses.
+  const auto one = gradients(tied, Checkpointing::off, tokens()), two = gradients(untied, Checkpointing::off, tokens());
+  CHECK(largest_difference(one.at("model.embed_tokens.weight"),
+                           two.at("model.embed_tokens.weight") + two.at("lm_head.weight")) < 1e-12);
+}
+
+TEST_CASE("what trains is chosen by structure, and counted as the papers count") {
+  // Llama-2 7B by its config alone; the weights take no memory.
+  ModelConfig config;
+  config.vocab_size = 32000;
+  config.hidden_size = 4096;
+  config.intermediate_size = 11008;
+  config.layers = 32;
+  config.heads = config.kv_heads = 32;
+  config.head_dim = 128;
+  config.context = 4096;
+  const auto empty = [](std::vector<std::int64_t> shape) { return at::zeros({1}).expand(shape); };
+  LlamaWeights weights;
+  weights.embedding = empty({32000, 4096});
+  const Linear square{empty({4096, 4096}), {}}, wide{empty({11008, 4096}), {}}, back{empty({4096, 11008}), {}};
+  for (int i = 0; i < 32; ++i) {
+    weights.layers.push_back({empty({4096}), square, square, square, square, empty({4096}), wide, wide, back});
+  }
+  weights.norm = empty({4096});
+  weights.head = {empty({32000, 4096}), {}};
+  const auto count = [&](const std::string& method, const std::vector<std::string>& words, const std::string& part) {
+    std::int64_t sum = 0;
+    for (const Parameter& p : adapt(config, weights, parse_method(method, words), at::kFloat).parameters) {
+      if (p.name.find(part) != std::string::npos) sum += p.value.numel();
+    }
+    return sum;
+  };
+  CHECK(count("lora", {}, "") == 8'388'608);
+  CHECK(count("lora", {"train_also=norms"}, "norm") == 266'240);
+  CHECK(count("tape", {}, ".pe.") == 17'039'360);
+  CHECK(count("tape", {}, "post_attention_linear") == 32 * 1024);
+}
+
+TEST_CASE("names on disk go there and back") {
+  CHECK(name_on_disk("model.norm.weight") == "base_model.model.model.norm.weight");
+  CHECK(name_from_disk("base_model.model.model.norm.weight") == "model.norm.weight");
+  CHECK(name_from_disk("model.norm.weight") == "model.norm.weight");
+}

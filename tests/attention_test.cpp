@@ -1,0 +1,252 @@
+#include "kernels/attention.h"
+
+#include <ATen/Parallel.h>
+
+#include "catch.h"
+
+using namespace tapetune;
+using namespace tapetune::kernels;
+
+namespace {
+
+struct Case {
+  std::int64_t batch, queries, keys, heads, key_heads, width;
+  bool also;
+  Cuts cuts;
+};
+
+struct Tensors {
+  at::Tensor q, k, v, also, d_values, d_attended;
+};
+
+Tensors random(const Case& c) {
+  const auto numbers = [&](std::int64_t tokens, std::int64_t heads) {
+    return at::randn({c.batch, tokens, heads, c.width}, at::kFloat);
+  };
+  Tensors t{numbers(c.queries, c.heads),  numbers(c.keys, c.key_heads),
+            numbers(c.keys, c.key_heads), {},
+            numbers(c.queries, c.heads),  {}};
+  if (c.also) t.also = numbers(c.keys, c.key_heads), t.d_attended = numbers(c.queries, c.heads);
+  return t;
+}
+
+// [H, N, M]: who is not seen.
+at::Tensor hidden(const Case& c) {
+  at::Tensor mask = at::ones({c.heads, c.queries, c.keys}, at::kBool);
+  auto at = mask.accessor<bool, 3>();
+  for (std::int64_t h = 0; h < c.heads; ++h) {
+    const auto& cuts = h < c.heads / 2 ? c.cuts.first : c.cuts.second;
+    for (std::int64_t n = 0; n < c.queries; ++n) {
+      const std::int64_t here = c.keys - c.queries + n;
+      std::int64_t from = 0;
+      for (const std::int64_t cut : cuts) from = cut <= here ? cut : from;
+      for (std::int64_t m = from; m <= here; ++m) at[h][n][m] = false;
+    }
+  }
+  return mask;
+}
+
+// The same in f64, with the whole matrix of scores.
+Attended plain(const Case& c, const Tensors& t, double scale) {
+  const auto by_head = [&](const at::Tensor& x) {  // [B, H, M, D]
+    return x.repeat_interleave(c.heads / x.size(2), 2).transpose(1, 2);
+  };
+  at::Tensor scores = at::matmul(by_head(t.q), by_head(t.k).transpose(2, 3)) * scale;  // [B, H, N, M]
+  scores = scores.masked_fill(hidden(c), -std::numeric_limits<double>::infinity());
+  const at::Tensor weights = at::softmax(scores, -1);
+  Attended out;
+  out.values = at::matmul(weights, by_head(t.v)).transpose(1, 2);
+  if (c.also) out.attended = at::matmul(weights, by_head(t.also)).transpose(1, 2);
+  out.lse = at::logsumexp(scores, -1);
+  return out;
+}
+
+double error(const at::Tensor& x, const at::Tensor& exact) {
+  REQUIRE(x.sizes() == exact.sizes());
+  CHECK(x.isfinite().all().item<bool>());
+  const double difference = (x.to(at::kDouble) - exact).abs().max().item<double>();
+  return difference / std::max(1.0, exact.abs().max().item<double>());
+}
+
+constexpr double tolerance = 1e-5;  // of the largest number, or of 1 where all are smaller
+
+void compare(const Case& c, const Tensors& t, double scale, double allowed = tolerance) {
+  const auto leaf = [](const at::Tensor& x) {
+    return x.defined() ? x.detach().to(at::kDouble).clone().requires_grad_(true) : x;
+  };
+  const Tensors wide{leaf(t.q), leaf(t.k), leaf(t.v), leaf(t.also), {}, {}};
+  const Attended exact = plain(c, wide, scale);
+  const Attended out = attention_forward(t.q, t.k, t.v, t.also, scale, c.cuts);
+  CHECK(out.values.is_contiguous());
+  CHECK(error(out.values, exact.values.detach()) < allowed);
+  CHECK(error(out.lse, exact.lse.detach()) < allowed);
+  CHECK(out.attended.defined() == c.also);
+  if (c.also) CHECK(error(out.attended, exact.attended.detach()) < allowed);
+
+  at::Tensor loss = (exact.values * t.d_values).sum();
+  if (t.d_attended.defined()) loss = loss + (exact.attended * t.d_attended).sum();
+  loss.backward();
+  const AttentionGradients d =
+      attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, t.d_attended, scale, c.cuts, c.also);
+  CHECK(error(d.q, wide.q.grad()) < allowed);
+  CHECK(error(d.k, wide.k.grad()) < allowed);
+  CHECK(error(d.v, wide.v.grad()) < allowed);
+  CHECK(d.also.defined() == c.also);
+  if (t.d_attended.defined()) CHECK(error(d.also, wide.also.grad()) < allowed);
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() && (!a.defined() || at::equal(a, b));
+}
+
+}  // namespace
+
+TEST_CASE("tiled attention and its gradients equal the plain formulas in f64") {
+  at::manual_seed(1);
+  const std::vector<Case> cases{
+      {1, 1, 1, 1, 1, 16, false, {}},
+      {1, 5, 5, 2, 2, 6, true, {}},
+      {2, 37, 37, 4, 2, 8, true, {}},
+      {1, 97, 97, 3, 1, 12, false, {}},
+      {1, 131, 131, 6, 3, 16, true, {}},
+      {1, 200, 200, 2, 2, 48, true, {}},
+      {2, 193, 193, 4, 1, 64, false, {}},
+      {1, 419, 419, 4, 2, 64, true, {}},
+      {1, 250, 250, 2, 1, 128, true, {}},
+      {1, 64, 64, 1, 1, 256, false, {}},
+      {1, 300, 300, 4, 2, 16, true, {{0, 100, 200}, {0, 50, 150, 250}}},
+      {2, 211, 211, 4, 1, 64, true, {{0, 1, 2, 17, 129}, {0, 210}}},
+      {1, 150, 150, 3, 3, 6, true, {{}, {0, 75}}},
+      {1, 240, 240, 2, 2, 32, false, {{0, 96, 192}, {0, 96, 192}}},
+      {1, 40, 300, 4, 2, 64, true, {}},
+      {2, 7, 23, 2, 2, 8, true, {}},
+      {1, 1, 500, 4, 1, 64, false, {}},
+      {1, 130, 171, 2, 1, 16, true, {}},
+      {1, 300, 407, 1, 1, 32, true, {}},
+      {1, 803, 803, 3, 1, 16, true, {}},
+      {1, 1001, 1001, 2, 2, 8, true, {{0, 200}, {0, 100}}},
+  };
+  for (const Case& c : cases) {
+    INFO(c.batch << " x " << c.queries << " of " << c.keys << ", heads " << c.heads << "/" << c.key_heads << " x "
+                 << c.width << (c.also ? ", also" : ""));
+    compare(c, random(c), 1 / std::sqrt(static_cast<double>(c.width)));
+  }
+}
+
+TEST_CASE("attention reads views: heads before tokens, a part of wider rows, and one `also` for all heads") {
+  at::manual_seed(2);
+  const Case c{2, 110, 110, 4, 2, 16, true, {}};
+  Tensors t = random(c);
+  t.q = at::randn({2, 4, 110, 16}).transpose(1, 2);
+  t.k = at::randn({2, 110, 2, 40}).narrow(-1, 7, 16);
+  t.v = at::randn({110, 2, 2, 16}).transpose(0, 1);
+  t.also = at::randn({1, 110, 1, 16}).expand({2, 110, 2, 16});
+  t.d_values = at::randn({2, 110, 16, 4}).transpose(2, 3);
+  t.d_attended = at::randn({1, 1, 1, 16}).expand({2, 110, 4, 16});
+  compare(c, t, 0.25);
+}
+
+TEST_CASE("without a gradient of what went along, the rest has its own and `also` gets zeros") {
+  at::manual_seed(3);
+  const Case c{1, 120, 120, 2, 2, 16, true, {}};
+  Tensors t = random(c);
+  t.d_attended = at::Tensor();
+  compare(c, t, 0.25);
+  const Attended out = attention_forward(t.q, t.k, t.v, t.also, 0.25);
+  const auto backward = [&](bool need) {
+    return attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, {}, 0.25, {}, need);
+  };
+  CHECK(backward(true).also.abs().max().item<double>() == 0.0);
+  CHECK_FALSE(backward(false).also.defined());
+}
+
+TEST_CASE("large scores give neither infinities nor NaN") {
+  at::manual_seed(4);
+  const Case c{1, 230, 230, 2, 1, 64, true, {}};
+  Tensors t = random(c);
+  // Few bits a number, so that the scores are exact in f32 and the comparison with f64 is fair.
+  for (at::Tensor* x : {&t.q, &t.k}) *x = (*x * 4).round();
+  compare(c, t, 0.25, 1e-4);
+  for (const double scale : {16.0, 1e4, -1e4, 0.0}) {
+    INFO(scale);
+    const Attended out = attention_forward(t.q, t.k, t.v, t.also, scale);
+    CHECK(out.values.isfinite().all().item<bool>());
+    CHECK(out.lse.isfinite().all().item<bool>());
+    CHECK((out.values.abs().max() <= t.v.abs().max() * 1.0001).item<bool>());
+    const AttentionGradients d =
+        attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, t.d_attended, scale, {}, true);
+    for (const at::Tensor& x : {d.q, d.k, d.v, d.also}) CHECK(x.isfinite().all().item<bool>());
+  }
+}
+
+TEST_CASE("attention has the same bits with `also`, with any number of threads and in any portion of the queries") {
+  at::manual_seed(5);
+  const Cuts none, cuts{{0, 130, 300}, {0, 900}};
+  const Case c{1, 1033, 1033, 6, 3, 48, true, {}};
+  const Tensors t = random(c);
+  const int threads = at::get_num_threads();
+  for (const Cuts* used : {&none, &cuts}) {
+    const auto forward = [&](const at::Tensor& also) { return attention_forward(t.q, t.k, t.v, also, 0.1, *used); };
+    const auto backward = [&](const Attended& out) {
+      return attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, t.d_attended, 0.1, *used, true);
+    };
+    at::set_num_threads(1);
+    const Attended one = forward(t.also);
+    const AttentionGradients d_one = backward(one);
+    at::set_num_threads(2);
+    const Attended two = forward(t.also);
+    const AttentionGradients d_two = backward(two);
+    at::set_num_threads(threads);
+    CHECK(same_bits(one.values, two.values));
+    CHECK(same_bits(one.attended, two.attended));
+    CHECK(same_bits(one.lse, two.lse));
+    CHECK(same_bits(d_one.q, d_two.q));
+    CHECK(same_bits(d_one.k, d_two.k));
+    CHECK(same_bits(d_one.v, d_two.v));
+    CHECK(same_bits(d_one.also, d_two.also));
+    CHECK(same_bits(one.values, forward({}).values));
+    CHECK(same_bits(one.lse, forward({}).lse));
+  }
+  const Attended whole = attention_forward(t.q, t.k, t.v, {}, 0.1);
+  const Attended last = attention_forward(t.q.narrow(1, 750, 283), t.k, t.v, {}, 0.1);
+  CHECK(same_bits(whole.values.narrow(1, 750, 283), last.values));
+}
+
+TEST_CASE("a token's attention does not change by a bit with what follows it, or with what lies before its cut") {
+  at::manual_seed(6);
+  const Case c{1, 290, 290, 2, 2, 16, true, {}};
+  const Tensors t = random(c);
+  const Cuts cuts{{0, 100}, {0, 100}};
+  const Attended before = attention_forward(t.q, t.k, t.v, t.also, 0.25, cuts);
+  for (const std::int64_t n : {0, 3, 99, 100, 101, 196, 288}) {
+    INFO(n);
+    const auto changed = [&](const at::Tensor& x, std::int64_t from, std::int64_t count) {
+      at::Tensor copy = x.clone();
+      copy.narrow(1, from, count).add_(100);
+      return copy;
+    };
+    const std::int64_t rest = 290 - n - 1;
+    const Attended after = attention_forward(changed(t.q, n + 1, rest), changed(t.k, n + 1, rest),
+                                             changed(t.v, n + 1, rest), changed(t.also, n + 1, rest), 0.25, cuts);
+    CHECK(same_bits(before.values.narrow(1, 0, n + 1), after.values.narrow(1, 0, n + 1)));
+    CHECK(same_bits(before.attended.narrow(1, 0, n + 1), after.attended.narrow(1, 0, n + 1)));
+    CHECK_FALSE(same_bits(before.values.select(1, n + 1), after.values.select(1, n + 1)));
+    if (n >= 100) {
+      const Attended cut =
+          attention_forward(t.q, changed(t.k, 0, 100), changed(t.v, 0, 100), changed(t.also, 0, 100), 0.25, cuts);
+      CHECK(same_bits(before.values.select(1, n), cut.values.select(1, n)));
+    }
+  }
+}
+
+TEST_CASE("attention refuses shapes and cuts that do not fit") {
+  const at::Tensor q = at::zeros({1, 4, 2, 8}), k = at::zeros({1, 4, 2, 8}), past = at::zeros({1, 6, 2, 8});
+  const auto with = [&](const at::Tensor& keys, const Cuts& cuts) { attention_forward(q, keys, keys, {}, 1.0, cuts); };
+  CHECK_NOTHROW(with(k, {{0, 2}, {}}));
+  CHECK_THROWS_WITH(with(k, {{1, 2}, {}}), Contains("cuts must begin at 0"));
+  CHECK_THROWS_WITH(with(k, {{}, {0, 2, 2}}), Contains("increase"));
+  CHECK_THROWS_WITH(with(k, {{0, 4}, {}}), Contains("within 4 tokens"));
+  CHECK_THROWS_WITH(with(past, {{0, 2}, {}}), Contains("without past keys"));
+  CHECK_THROWS_WITH(with(k.narrow(1, 0, 3), {}), Contains("do not go with keys"));
+  CHECK_THROWS_WITH(with(k.to(at::kDouble), {}), Contains("f32 on the CPU"));
+}

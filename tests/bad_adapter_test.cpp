@@ -1,0 +1,143 @@
+// Methods and adapters that cannot be: exit 1, one line with the rule, the value and the remedy, nothing written.
+#include "adapters/peft.h"
+#include "catch.h"
+#include "checkpoint/writer.h"
+#include "core/json.h"
+#include "support.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// The model with these words, and what must be in the one line about them.
+void refused(const TinyModel& model, const std::vector<std::string>& words, const std::string& part) {
+  std::vector<std::string> all{"logits", model.path(), "--tokens", "1,2,3,4", "--out", model.out()};
+  all.insert(all.end(), words.begin(), words.end());
+  const RunResult result = run(all);
+  INFO(result.err);
+  CHECK(result.exit == 1);
+  CHECK(result.out.empty());
+  CHECK_THAT(result.err, Contains(part));
+  CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+  CHECK(result.err.front() == '[');
+  CHECK_FALSE(fs::exists(model.out()));
+}
+
+std::string adapter(const TinyModel& model, const std::vector<std::string>& method) {
+  const std::string folder = (model.folder / "adapter").string();
+  std::vector<std::string> words{"adapter", model.path(), "--out", folder, "--force", "--method"};
+  words.insert(words.end(), method.begin(), method.end());
+  const RunResult result = run(words);
+  INFO(result.err);
+  CHECK(result.exit == 0);
+  return folder;
+}
+
+// The adapter's tensors changed.
+void change(const std::string& folder, const std::function<void(std::map<std::string, at::Tensor>&)>& how) {
+  const fs::path file = fs::path(folder) / "adapter_model.safetensors";
+  auto tensors = load_tensors(file);
+  for (auto& [name, tensor] : tensors) tensor = tensor.clone();
+  how(tensors);
+  save_safetensors(file, tensors, true, {{"format", "pt"}});
+}
+
+constexpr const char* first_a = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+
+}  // namespace
+
+TEST_CASE("bad method: an unknown one suggests the nearest") {
+  const TinyModel model;
+  refused(model, {"--method", "longlra"}, R"(there is no method "longlra"; there are none, full, lora, longlora)");
+  refused(model, {"--method", "longlra"}, "did you mean longlora?");
+  refused(model, {"--method", "tpae"}, "did you mean tape?");
+}
+
+TEST_CASE("bad method: settings that it does not have, or values that they cannot take") {
+  const TinyModel model;
+  refused(model, {"--method", "lora", "rank=0"}, "rank must be a whole number from 1 on, but is 0");
+  refused(model, {"--method", "lora", "rank=-3"}, R"(but is "-3")");
+  refused(model, {"--method", "lora", "rank=8x"}, R"(but is "8x")");
+  refused(model, {"--method", "lora", "alpha=0"}, "alpha must be a number above 0");
+  refused(model, {"--method", "lora", "dropout=1"}, "dropout must be a number from 0 to below 1");
+  refused(model, {"--method", "lora", "targets=q,kk"},
+          R"(targets cannot be "kk"; it takes q, k, v, o, gate, up, down, lm_head)");
+  refused(model, {"--method", "lora", "targets="}, "targets is empty");
+  refused(model, {"--method", "lora", "rnak=8"}, R"(lora has no setting "rnak")");
+  refused(model, {"--method", "lora", "rnak=8"}, "did you mean rank?");
+  refused(model, {"--method", "lora", "group=0.5"}, R"(lora has no setting "group")");
+  refused(model, {"--method", "lora", "dora=maybe"}, "dora must be true or false");
+  refused(model, {"--method", "tape", "mix=head"}, R"(mix cannot be "head"; it takes full, per-head)");
+  refused(model, {"--method", "lora", "train_also=embedding"}, "did you mean embeddings?");
+  refused(model, {"--method", "lora", "scaling=linear"}, "scaling=linear needs a factor");
+  refused(model, {"--method", "lora", "scaling=none", "factor=2"}, "scaling=none takes no factor");
+  refused(model, {"--method", "lora", "factor=0.5"}, "factor must be a number from 1 on");
+}
+
+TEST_CASE("bad method: groups that do not divide the sequence, heads that cannot be halved") {
+  const TinyModel model;
+  const auto gradients = [&](const std::vector<std::string>& words, const std::string& tokens,
+                             const std::string& part) {
+    std::vector<std::string> all{"check", "gradients", model.path(), "--tokens",
+                                 tokens,  "--out",     model.out(),  "--method"};
+    all.insert(all.end(), words.begin(), words.end());
+    const RunResult result = run(all);
+    CHECK(result.exit == 1);
+    CHECK_THAT(result.err, Contains(part));
+    CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+    CHECK_FALSE(fs::exists(model.out()));
+  };
+  gradients({"longlora"}, "1,2,3,4,5,6,7,8,9,10", "a group of 2.5 tokens does not fit a sequence of 10");
+  gradients({"longlora", "group=6"}, "1,2,3,4,5,6,7,8,9,10", "a group of 6 tokens does not fit a sequence of 10");
+  gradients({"longlora", "group=5"}, "1,2,3,4,5,6,7,8,9,10", "it must be even and divide the sequence");
+  gradients({"none"}, "1,2,3", "method none trains nothing");
+
+  ModelConfig config = random_config(false);
+  config.heads = config.kv_heads = 3;
+  CHECK_THROWS_WITH(adapt(config, random_weights(config, at::kFloat), parse_method("longlora", {}), at::kFloat),
+                    "[longlora] half of the heads are shifted, but the model has 3: an even number is needed.");
+}
+
+TEST_CASE("bad adapter: of another model, with the tensor and both shapes") {
+  const TinyModel model;
+  const std::string folder = adapter(model, {"lora", "rank=4"});
+  change(folder, [](auto& tensors) { tensors[first_a] = at::zeros({4, 48}); });
+  refused(model, {"--adapter", folder},
+          "model.layers.0.self_attn.q_proj.lora_A.weight: the model needs [4, 32], but the file has [4, 48]");
+}
+
+TEST_CASE("bad adapter: a missing tensor or one too many is an error") {
+  const TinyModel model;
+  std::string folder = adapter(model, {"tape"});
+  change(folder, [](auto& tensors) { tensors.erase("base_model.model.model.layers.1.pe.up_proj.weight"); });
+  refused(model, {"--adapter", folder}, "the tensor base_model.model.model.layers.1.pe.up_proj.weight is missing");
+  folder = adapter(model, {"lora"});
+  change(folder,
+         [](auto& tensors) { tensors["base_model.model.model.layers.9.pe.up_proj.weight"] = at::zeros({2, 2}); });
+  refused(model, {"--adapter", folder}, "layers.9.pe.up_proj.weight has no place in this model and method");
+}
+
+TEST_CASE("bad adapter: folders that are none") {
+  const TinyModel model;
+  refused(model, {"--adapter", (model.folder / "nowhere").string()}, "there is no such folder");
+  refused(model, {"--adapter", model.path()}, "there is no adapter_model.safetensors");
+  const std::string folder = adapter(model, {"lora"});
+  fs::remove(fs::path(folder) / "tapetune.json");
+  const fs::path config = fs::path(folder) / "adapter_config.json";
+  Json json = Json::parse(read_file(config));
+  json["rank_pattern"] = {{"q_proj", 4}};
+  write_file(config, json.dump());
+  refused(model, {"--adapter", folder}, "rank_pattern = {\"q_proj\":4} is not supported");
+  json["rank_pattern"] = Json::object();
+  json["peft_type"] = "IA3";
+  write_file(config, json.dump());
+  refused(model, {"--adapter", folder}, "peft_type must be \"LORA\"");
+  write_file(config, "{");
+  refused(model, {"--adapter", folder}, "adapter_config.json");
+  fs::rename(fs::path(folder) / "adapter_model.safetensors", fs::path(folder) / "adapter_model.bin");
+  refused(model, {"--adapter", folder}, "a Python pickle, load it with PEFT and save it again");
+  CHECK(run({"adapter", model.path(), "--method", "none", "--out", model.out()}).exit == 1);
+  CHECK_FALSE(fs::exists(model.out()));
+}

@@ -1,0 +1,174 @@
+// One training step of a method, timed: forward and backward of one sequence through a random 58M-parameter Llama.
+// tools/bench step runs it; it prints one JSON object.
+#include <ATen/Parallel.h>
+#include <CLI/CLI.hpp>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <chrono>
+#include <iostream>
+
+#include "adapters/adapter.h"
+#include "core/json.h"
+#include "model/loss.h"
+
+namespace {
+
+using namespace tapetune;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+ModelConfig shape() {
+  ModelConfig c;
+  c.vocab_size = 32000;
+  c.hidden_size = 512;
+  c.intermediate_size = 1376;
+  c.layers = 8;
+  c.heads = c.kv_heads = 8;
+  c.head_dim = 64;
+  c.context = 4096;
+  c.rms_norm_eps = 1e-5;
+  return c;
+}
+
+LlamaWeights random_weights(const ModelConfig& c) {
+  at::manual_seed(1);
+  const auto matrix = [](std::int64_t out, std::int64_t in) { return Linear{at::randn({out, in}) * 0.02, {}}; };
+  LlamaWeights w;
+  w.embedding = at::randn({c.vocab_size, c.hidden_size}) * 0.02;
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const std::int64_t h = c.hidden_size, f = c.intermediate_size;
+    w.layers.push_back({at::ones({h}), matrix(h, h), matrix(h, h), matrix(h, h), matrix(h, h), at::ones({h}),
+                        matrix(f, h), matrix(f, h), matrix(h, f)});
+  }
+  w.norm = at::ones({c.hidden_size});
+  w.head = matrix(c.vocab_size, c.hidden_size);
+  return w;
+}
+
+// Pairs of a query and a key that it sees, summed over heads.
+double seen_pairs(const ModelConfig& c, const kernels::Cuts& cuts, std::int64_t n) {
+  const auto area = [&](const std::vector<std::int64_t>& starts) {
+    double sum = 0;
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      const auto length = static_cast<double>((i + 1 < starts.size() ? starts[i + 1] : n) - starts[i]);
+      sum += length * length / 2;
+    }
+    return sum;
+  };
+  const auto all = static_cast<double>(n) * static_cast<double>(n) / 2;
+  const double heads = static_cast<double>(c.heads) / 2;
+  return cuts.first.empty() ? 2 * heads * all : heads * (area(cuts.first) + area(cuts.second));
+}
+
+// Multiplications and additions of a step that needs no recomputation: matrix products and attention.
+double step_flops(const AdaptedModel& adapted, std::int64_t n) {
+  const ModelConfig& c = adapted.model.config();
+  const auto tokens = static_cast<double>(n), width = static_cast<double>(c.head_dim);
+  const LlamaWeights& w = adapted.model.weights();
+  double flops = 0;
+  const auto linear = [&](const at::Tensor& weight) {
+    flops += 2 * tokens * static_cast<double>(weight.numel()) * (weight.requires_grad() ? 3 : 2);
+  };
+  for (const LayerWeights& layer : w.layers) {
+    for (const Linear* l : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      linear(l->weight);
+    }
+  }
+  linear(w.head.weight);
+  for (const Parameter& p : adapted.parameters) {
+    if (p.value.dim() == 2 && p.name.find("embed_tokens") == std::string::npos && p.name != "lm_head.weight" &&
+        adapted.options.method != "full") {
+      flops += 6 * tokens * static_cast<double>(p.value.numel());
+    }
+  }
+  const Training training;
+  const double pairs = seen_pairs(c, adapted.model.seams().attention->cuts(c, n, &training), n);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    // Scores and values forward; backward those of q, k, v, the weights and the scores again. More values: 1 and 2
+    // more.
+    const double products = 2 + 5 + (adapted.model.seams().position->updates(i) ? 3 : 0);
+    flops += 2 * width * pairs * products;
+  }
+  return flops;
+}
+
+double peak_gflops() {
+  const std::int64_t n = 2048;
+  const at::Tensor a = at::randn({n, n}), b = at::randn({n, n});
+  at::Tensor c = at::empty({n, n});
+  double best = 0;
+  for (int i = 0; i < 8; ++i) {
+    const double start = now();
+    at::mm_out(c, a, b);
+    best = std::max(best, 2e-9 * static_cast<double>(n * n * n) / (now() - start));
+  }
+  return best;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // as in the tapetune binary
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+  CLI::App app{"A timed training step of a random 58M-parameter Llama"};
+  std::vector<std::string> method{"lora"};
+  std::string checkpointing = "off", also;
+  std::int64_t context = 1024;
+  int repeat = 3, threads = 0;
+  bool peak = false;
+  app.add_option("--method", method, "NAME [key=value ...]");
+  app.add_option("--context", context, "Tokens of the sequence");
+  app.add_option("--checkpointing", checkpointing)->check(CLI::IsMember({"off", "full", "selective"}));
+  app.add_option("--train-also", also, "embeddings,norms,lm_head");
+  app.add_option("--repeat", repeat, "Steps after the first, which warms up");
+  app.add_option("--threads", threads);
+  app.add_flag("--peak", peak, "Only measure the largest rate of a matrix product");
+  CLI11_PARSE(app, argc, argv);
+  if (threads > 0) at::set_num_threads(threads);
+  if (peak) {
+    std::cout << Json{{"gflops", peak_gflops()}}.dump() << "\n";
+    return 0;
+  }
+  try {
+    std::vector<std::string> words(method.begin() + 1, method.end());
+    if (!also.empty()) words.push_back("train_also=" + also);
+    const ModelConfig config = shape();
+    const AdaptedModel adapted = adapt(config, random_weights(config), parse_method(method.front(), words), at::kFloat);
+    ForwardInput in;
+    in.tokens = at::randint(config.vocab_size, {1, context}, at::kLong);
+    in.training = Training{checkpointing == "full"        ? Checkpointing::full
+                           : checkpointing == "selective" ? Checkpointing::selective
+                                                          : Checkpointing::off,
+                           0};
+    const at::Tensor targets = at::cat({in.tokens[0].narrow(0, 1, context - 1), at::full({1}, -100, at::kLong)});
+    std::vector<double> seconds;
+    double loss = 0, forward = 0, head = 0, backward = 0;
+    for (int i = 0; i <= repeat; ++i) {
+      for (const Parameter& p : adapted.parameters) p.value.mutable_grad().reset();
+      const double start = now();
+      const at::Tensor hidden = adapted.model.forward(in).last[0];
+      const double after_forward = now();
+      const at::Tensor sum = loss_sum(adapted.model, hidden, targets) / static_cast<double>(context - 1);
+      const double after_loss = now();
+      if (sum.requires_grad()) sum.backward();
+      const double end = now();
+      loss = sum.item<double>();
+      if (i == 0) continue;
+      seconds.push_back(end - start);
+      forward += (after_forward - start) / repeat;
+      head += (after_loss - after_forward) / repeat;
+      backward += (end - after_loss) / repeat;
+    }
+    const Json parts = {{"forward", forward}, {"loss and its gradients", head}, {"backward", backward}};
+    std::cout
+        << Json{{"seconds", seconds}, {"flops", step_flops(adapted, context)}, {"loss", loss}, {"parts", parts}}.dump()
+        << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}
