@@ -74,7 +74,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float, wha
     away[away.isnan()] = torch.inf
     if away.max() > tolerance:
         where = [int(i) for i in torch.unravel_index(away.argmax(), away.shape)]
-        first = int((away.flatten(1).amax(1) > tolerance).nonzero()[0])
+        first = int((away.reshape(len(away), -1).amax(1) > tolerance).nonzero()[0])
         raise AssertionError(
             f"{what}: {float(away.max()):.2e} away at {where} ({float(ours[tuple(where)]):.6f}, transformers "
             f"{float(theirs[tuple(where)]):.6f}), allowed {tolerance:.0e}; the first row that differs is {first}"
