@@ -111,7 +111,7 @@ double peak_gflops() {
 
 int main(int argc, char** argv) {
 #ifdef __GLIBC__
-  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // as in the tapetune binary
+  ::mallopt(M_MMAP_MAX, 0);  // as in the tapetune binary
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif
   CLI::App app{"A timed training step of a random 58M-parameter Llama"};

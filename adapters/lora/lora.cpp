@@ -42,7 +42,7 @@ class LowRankSeam final : public LinearSeam {
   }
 
   std::vector<at::Tensor> project(const Call& call, const at::Tensor& x) const override {
-    if (dropout_ > 0 && call.training != nullptr) return project_dropped(call, x);
+    if (dropout_ > 0 && call.training != nullptr && call.training->dropout) return project_dropped(call, x);
     std::vector<LowRank> added;
     std::vector<Linear> frozen(call.frozen.begin(), call.frozen.end());
     bool dora = false;

@@ -33,7 +33,7 @@ void run_gradients(const Gradients& options) {
   const std::int64_t length = all.size(0);
   ForwardInput in;
   in.tokens = all.unsqueeze(0);
-  in.training = Training{parse_checkpointing(options.checkpointing), options.model.seed};
+  in.training = Training{parse_checkpointing(options.checkpointing), options.model.seed, /*dropout=*/false};
   const at::Tensor hidden = adapted.model.forward(in).last[0];  // [N, hidden]
   const at::Tensor loss = loss_sum(adapted.model, hidden.narrow(0, 0, length - 1), all.narrow(0, 1, length - 1)) /
                           static_cast<double>(length - 1);

@@ -15,10 +15,10 @@ using torch::autograd::variable_list;
 
 at::ScalarType precise_dtype(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-// Calls work(begin, count) for blocks of tokens with 8 M logits each: 32 MB, whatever the vocabulary.
+// Calls work(begin, count) for blocks of tokens with 16 M logits each: 64 MB, whatever the vocabulary.
 template <typename Work>
 void in_blocks(std::int64_t tokens, std::int64_t vocab, const Work& work) {
-  const std::int64_t block = std::max<std::int64_t>(1, (std::int64_t{1} << 23) / vocab);
+  const std::int64_t block = std::max<std::int64_t>(1, (std::int64_t{1} << 24) / vocab);
   for (std::int64_t begin = 0; begin < tokens; begin += block) work(begin, std::min(block, tokens - begin));
 }
 
@@ -45,6 +45,17 @@ double softmax_gradient(at::Tensor& logits, const at::Tensor& targets) {
   return loss;
 }
 
+// hidden weight^T, a slice of the vocabulary at a time: 17% faster here than the whole at once, whose packed weights
+// leave the cache before they are used.
+void logits_into(at::Tensor& logits, const at::Tensor& hidden, const at::Tensor& weight) {
+  constexpr std::int64_t slice = 2048;
+  for (std::int64_t begin = 0; begin < weight.size(0); begin += slice) {
+    const std::int64_t count = std::min(slice, weight.size(0) - begin);
+    at::Tensor to = logits.narrow(1, begin, count);
+    at::mm_out(to, hidden, weight.narrow(0, begin, count).t());
+  }
+}
+
 // The head as it is in the file, trained or not.
 struct PlainHead : Function<PlainHead> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
@@ -54,11 +65,12 @@ struct PlainHead : Function<PlainHead> {
     at::Tensor d_hidden = at::empty(rows.sizes(), rows.options());
     at::Tensor d_weight = weight.requires_grad() ? at::zeros_like(wide) : at::Tensor();
     double loss = 0;
-    at::Tensor logits;
+    at::Tensor room;
     in_blocks(rows.size(0), wide.size(0), [&](std::int64_t begin, std::int64_t count) {
       const at::Tensor part = rows.narrow(0, begin, count);
-      if (!logits.defined() || logits.size(0) != count) logits = at::empty({count, wide.size(0)}, rows.options());
-      at::mm_out(logits, part, wide.t());
+      if (!room.defined()) room = at::empty({count, wide.size(0)}, rows.options());
+      at::Tensor logits = room.narrow(0, 0, count);
+      logits_into(logits, part, wide);
       at::Tensor gradient = logits.to(precise_dtype(logits));
       loss += softmax_gradient(gradient, targets.narrow(0, begin, count));
       gradient = gradient.to(dtype);

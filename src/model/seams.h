@@ -25,6 +25,7 @@ enum class Checkpointing { off, full, selective };
 struct Training {
   Checkpointing checkpointing = Checkpointing::off;
   std::uint64_t seed = 0;  // decides whatever a method draws, so that a recomputed layer draws the same
+  bool dropout = true;     // false: gradients that can be compared with other tools'
 };
 
 // linear: what comes out of frozen projections, with what is added to them.

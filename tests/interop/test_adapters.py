@@ -304,7 +304,9 @@ FRESH = [
     Fresh("tied-also", "tied", "lora", TRAIN_ALSO, config={"ensure_weight_tying": True}, also=ALSO),
     Fresh("longlora", "llama", "longlora", f"group=0.25 {TRAIN_ALSO}", also=ALSO, group=0.25),
     Fresh("theta", "llama", "theta-scaling", "theta=1e6", {"rope_theta": 1e6}),
-    Fresh("linear", "qwen2", "theta-scaling", "scaling=linear factor=2", {"rope_type": "linear", "factor": 2.0}),
+    Fresh("linear", "qwen2", "lora", "scaling=linear factor=2", {"rope_type": "linear", "factor": 2.0}),
+    Fresh("theta-linear", "llama", "theta-scaling", "scaling=linear factor=2",  # as the paper's run; 1e6 by default
+          {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0}),
     Fresh("theta-also", "mistral", "theta-scaling", f"theta=2e5 {TRAIN_ALSO}", {"rope_theta": 2e5}, also=ALSO),
 ]
 
