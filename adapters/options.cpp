@@ -155,6 +155,11 @@ const MethodKey& find_key(const Method& method, std::string_view name) {
        meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant));
 }
 
+// Settings that say nothing where there are no pairs.
+bool is_about_pairs(std::string_view key) {
+  return key == "alpha" || key == "dropout" || key == "targets" || key == "rslora" || key == "dora";
+}
+
 }  // namespace
 
 std::span<const MethodKey> method_keys() { return keys; }
@@ -186,6 +191,7 @@ Json method_json(const MethodOptions& options) {
   json["method"] = options.method;
   for (const MethodKey& key : keys) {
     if (std::find(method.keys.begin(), method.keys.end(), key.name) == method.keys.end()) continue;
+    if (options.rank == 0 && is_about_pairs(key.name)) continue;
     if (const Json value = key.get(options); !value.is_null()) json[std::string(key.name)] = value;
   }
   return json;

@@ -27,7 +27,7 @@ std::vector<std::string> lines(const std::string& text) {
 }  // namespace
 
 TEST_CASE("every verb has help with an example, and a wrong word is a usage error") {
-  for (const char* verb : {"inspect", "generate", "logits", "tokenize", "convert"}) {
+  for (const char* verb : {"inspect", "generate", "logits", "tokenize", "convert", "adapter", "check"}) {
     const RunResult help = run({verb, "--help"});
     CHECK(help.exit == 0);
     CHECK_THAT(help.out, Contains(std::string("example: ")) && Contains(std::string("tapetune ") + verb));
@@ -195,4 +195,98 @@ TEST_CASE("convert writes a folder with the same logits, other shards and all fi
     CHECK(run({"logits", folder, "--tokens", "1,2,3", "--out", folder + ".logits"}).exit == 0);
   }
   CHECK(read_file(model.path() + ".logits") == read_file(out + ".logits"));
+}
+
+TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken with") {
+  const TinyModel model;
+  const std::string folder = (model.folder / "adapter").string(), out = model.out();
+  REQUIRE(
+      run({"adapter", model.path(), "--method", "lora", "rank=4", "targets=q,v,down", "--seed", "3", "--out", folder})
+          .exit == 0);
+  const RunResult again = run({"adapter", model.path(), "--method", "lora", "--out", folder});
+  CHECK(again.exit == 1);
+  CHECK_THAT(again.err, Contains("exists"));
+  const Json told = Json::parse(run({"inspect", model.path(), "--adapter", folder, "--json"}).out)["adapter"];
+  CHECK(told["method"] == "lora");
+  CHECK(told["settings"]["targets"] == "q,v,down");
+  // 2 layers; q: 32 -> 64, v: 32 -> 32, down: 56 -> 32
+  CHECK(told["trained_parameters"] == 2 * 4 * ((32 + 64) + (32 + 32) + (56 + 32)));
+  CHECK_THAT(run({"inspect", model.path(), "--method", "tape", "train_also=norms"}).out, Contains("attention mixing"));
+
+  // At its start an adapter changes nothing, and a method is what it is at its start.
+  const auto logits = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"logits", model.path(), "--tokens", "1,5,9,20", "--out", out, "--force"});
+    const RunResult result = run(words);
+    INFO(result.err);
+    REQUIRE(result.exit == 0);
+    return load_tensors(out).at("logits").clone();
+  };
+  const at::Tensor plain = logits({});
+  CHECK(largest_difference(logits({"--adapter", folder}), plain) < 1e-6);
+  CHECK(at::equal(logits({"--method", "tape"}), plain));
+  CHECK(largest_difference(logits({"--method", "none", "scaling=linear", "factor=4"}), plain) > 1e-3);
+
+  const std::vector<std::string> words{"generate",         model.path(), "--tokens", "1,5,9",
+                                       "--max-new-tokens", "8",          "--json"};
+  std::vector<std::string> adapted = words;
+  adapted.insert(adapted.end(), {"--adapter", folder});
+  CHECK(Json::parse(run(adapted).out)["tokens"] == Json::parse(run(words).out)["tokens"]);
+  const RunResult both =
+      run({"logits", model.path(), "--tokens", "1", "--out", out, "--adapter", folder, "--method", "lora"});
+  CHECK(both.exit == 2);
+}
+
+TEST_CASE("a longer context from a method's scaling is the context that verbs use") {
+  const TinyModel model;
+  const auto generate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"generate",         model.path(), "--tokens",     "1",
+                                   "--max-new-tokens", "1000",       "--ignore-eos", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return Json::parse(run(words).out)["tokens"].size();
+  };
+  const std::size_t context = generate({}) + 1;
+  CHECK(generate({"--method", "tape", "scaling=linear", "factor=2"}) == 2 * context - 1);
+}
+
+TEST_CASE("check gradients writes the loss and a gradient for everything that trains") {
+  const TinyModel model;
+  const auto gradients = [&](const std::string& mode) {
+    const RunResult result =
+        run({"check", "gradients", model.path(), "--method", "tape", "rank=2", "train_also=norms", "--tokens",
+             "1,5,9,20,33,7", "--checkpointing", mode, "--out", model.out(), "--force"});
+    INFO(result.err);
+    REQUIRE(result.exit == 0);
+    auto tensors = load_tensors(model.out());
+    for (auto& [name, tensor] : tensors) tensor = tensor.clone();
+    return tensors;
+  };
+  const auto off = gradients("off"), selective = gradients("selective");
+  CHECK(off.contains("loss"));
+  CHECK(off.contains("grad.model.layers.0.pe.up_proj.weight"));
+  CHECK(off.contains("grad.model.layers.1.self_attn.q_proj.lora_B.weight"));
+  CHECK(off.contains("grad.model.norm.weight"));
+  CHECK_FALSE(off.contains("grad.model.layers.1.pe.up_proj.weight"));  // the last layer's update feeds nothing
+  CHECK(off.size() == selective.size());
+  for (const auto& [name, gradient] : off) CHECK(largest_difference(selective.at(name), gradient) < 1e-5);
+}
+
+TEST_CASE("check shift tells an equivariant method from one that is not") {
+  const TinyModel model;
+  const RunResult result = run({"check", "shift", model.path(), "--method", "tape", "--tokens", "1,5,9,20,33,7,8,9,40",
+                                "--spread", "0.2", "--dtype", "f64", "--json"});
+  INFO(result.err);
+  REQUIRE(result.exit == 0);
+  const Json report = Json::parse(result.out);
+  REQUIRE(report.size() == 3);
+  const auto last = [&](const char* name, const char* kind) { return report[name][kind]["layers"].back(); };
+  for (const char* name : {"RoPE", "TAPE"}) {
+    CHECK(last(name, "shift ids")["attention"].get<double>() < 1e-9);
+    CHECK(last(name, "shift ids")["position"].get<double>() < 1e-9);
+    CHECK(last(name, "add tokens")["attention"].get<double>() > 1e-6);  // what was added is seen
+  }
+  CHECK(last("RoPE", "add tokens")["position"].get<double>() < 1e-9);
+  CHECK(last("TAPE without equivariance", "shift ids")["position"].get<double>() > 1e-4);
+  CHECK(last("TAPE without equivariance", "shift ids")["attention"].get<double>() > 1e-7);
+  CHECK_THAT(run({"check", "shift", model.path(), "--text", "the quick fox"}).out,
+             Contains("TAPE without equivariance"));
 }
