@@ -39,6 +39,18 @@ void set_rotary(const MethodOptions& options, ModelConfig& config) {
   if (type == RopeType::standard && options.factor) {
     fail("method", "scaling=none takes no factor; leave one of them out.");
   }
+  if (rope.type == RopeType::linear && type == RopeType::linear) {
+    rope.factor *= factor;
+    config.context = static_cast<std::int64_t>(std::llround(static_cast<double>(config.context) * factor));
+    return;
+  }
+  if (rope.type != RopeType::standard) {
+    fail("method",
+         "the model's frequencies are scaled already ({}, factor {:g}), and {} would replace that; change theta, or "
+         "take "
+         "the model from before it was extended.",
+         rope_type_name(rope.type), rope.factor, type == RopeType::standard ? "none" : rope_type_name(type));
+  }
   const std::int64_t before = config.longest_context();
   const double theta = rope.theta;
   rope = RopeConfig();
@@ -67,7 +79,7 @@ std::span<const Method> methods() {
       {"theta-scaling", "lora, and a larger rotary base", with_low_rank({}), theta_defaults, check_low_rank,
        inject_theta_scaling},
       {"tape", "positions that learn from context; with rank=8, lora as well",
-       with_low_rank({"mix", "width", "random_offset", "equivariant"}), tape_defaults, nullptr, inject_tape}};
+       with_low_rank({"mix", "width", "random_offset", "equivariant"}), tape_defaults, check_tape, inject_tape}};
   return all;
 }
 
@@ -89,7 +101,7 @@ std::string module_name(std::int64_t layer, Projection which) {
 }
 
 at::Tensor Injection::train(const std::string& name, const at::Tensor& start) {
-  at::Tensor value = start
+  at::Tensor value = start.detach()
                          .to(trained_options.device(), c10::typeMetaToScalarType(trained_options.dtype()),
                              /*non_blocking=*/false, /*copy=*/true)
                          .contiguous();

@@ -126,10 +126,10 @@ const MethodKey keys[] = {
        return o.scaling ? Json(*o.scaling == RopeType::standard ? "none" : rope_type_name(*o.scaling)) : Json();
      }},
     {"factor", "how much longer the context becomes",
-     [](auto& o, auto text) { o.factor = number("factor", text, 1.0, huge, "a number from 1 on"); },
+     [](auto& o, auto text) { o.factor = number("factor", text, 1.0, 1e6, "a number from 1 to 1e6"); },
      [](const auto& o) { return o.factor ? Json(*o.factor) : Json(); }},
     {"theta", "rotary base",
-     [](auto& o, auto text) { o.theta = number("theta", text, 1.0, 1e18, "a number from 1 on"); },
+     [](auto& o, auto text) { o.theta = number("theta", text, 1.000001, 1e18, "a number above 1"); },
      [](const auto& o) { return o.theta ? Json(*o.theta) : Json(); }},
     {"train_also", "what trains besides: embeddings,norms,lm_head", set_train_also,
      [](const auto& o) {

@@ -61,7 +61,7 @@ std::string_view projection_name(Projection which);  // "q", …, "lm_head"
 // have and a value that the key cannot take, each with what would be right.
 MethodOptions parse_method(std::string_view method, std::span<const std::string> words);
 
-// The settings of a method that differ from a bare `method`'s, and back.
+// A method with all its settings, and back.
 Json method_json(const MethodOptions& options);
 MethodOptions method_from_json(const Json& json, std::string_view where);
 

@@ -32,8 +32,9 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
   config["base_model_name_or_path"] = base.string();
   config["task_type"] = "CAUSAL_LM";
   config["inference_mode"] = true;
-  if (!has_low_rank(adapted.parameters)) {
-    config["peft_type"] = options.method == "full" ? "FULL" : "TAPE";  // neither is PEFT's; tapetune.json has the rest
+  // PEFT would load TAPE's pairs without a word about the rest, so that it must not know the type.
+  if (options.method == "tape" || !has_low_rank(adapted.parameters)) {
+    config["peft_type"] = options.method == "full" ? "FULL" : "TAPE";
     return config;
   }
   config["peft_type"] = "LORA";
@@ -72,19 +73,32 @@ void refuse_unknown(const Json& config, std::string_view where) {
     return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
   };
   for (const char* key : {"rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora",
-                          "layer_replication", "trainable_token_indices", "target_parameters"}) {
+                          "layer_replication", "trainable_token_indices", "target_parameters", "arrow_config",
+                          "alora_invocation_tokens", "monteclora_config"}) {
     if (config.contains(key) && !empty(config[key])) {
       fail("adapter", "{}: {} = {} is not supported; merge the adapter with PEFT and use the result.", where, key,
            config[key].dump());
     }
   }
-  if (config.value("bias", "none") != "none") {
-    fail("adapter", "{}: bias = \"{}\" is not supported, only \"none\".", where, config.value("bias", ""));
+  if (config.contains("bias") && !config["bias"].is_null() && config["bias"] != "none") {
+    fail("adapter", "{}: bias = {} is not supported, only \"none\".", where, config["bias"].dump());
+  }
+  // These starts change the frozen weights too, each time that PEFT loads them.
+  const auto start = config.find("init_lora_weights");
+  if (start != config.end() && start->is_string()) {
+    const auto name = start->get<std::string>();
+    for (const char* kind : {"pissa", "olora", "corda", "loftq", "lora_ga"}) {
+      if (name.starts_with(kind)) {
+        fail("adapter",
+             "{}: init_lora_weights = \"{}\" changes the frozen weights; save the adapter as a plain one in PEFT.",
+             where, name);
+      }
+    }
   }
 }
 
 MethodOptions options_from_peft(const Json& config, const StoredTensors& stored, bool tied, const std::string& where) {
-  if (!config.is_object() || config.value("peft_type", "") != "LORA") {
+  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA") {
     fail("adapter", "{}: peft_type must be \"LORA\" where there is no tapetune.json, but is {}.", where,
          config.is_object() && config.contains("peft_type") ? config["peft_type"].dump() : "missing");
   }
@@ -119,6 +133,22 @@ MethodOptions options_from_peft(const Json& config, const StoredTensors& stored,
   return parse_method("lora", words);
 }
 
+// PEFT may have saved into the folder after us, or somebody may have changed its file.
+void require_agreement(const MethodOptions& options, const fs::path& own, const fs::path& peft) {
+  std::error_code status;
+  if (!fs::exists(peft, status)) return;
+  const Json config = parse_json(read_text(peft), "adapter", peft.string());
+  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA") return;
+  const std::pair<const char*, Json> settings[] = {
+      {"r", options.rank}, {"lora_alpha", options.alpha}, {"use_rslora", options.rslora}, {"use_dora", options.dora}};
+  for (const auto& [key, value] : settings) {
+    if (config.contains(key) && config[key] != value) {
+      fail("adapter", "{} says {} = {}, but {} has {}; remove the one that is out of date.", peft.string(), key,
+           config[key].dump(), own.filename().string(), value.dump());
+    }
+  }
+}
+
 void check_shape(const Parameter& parameter, const TensorEntry& entry, const std::string& where) {
   if (parameter.value.sizes() == at::IntArrayRef(entry.shape)) return;
   fail("adapter", "{}: {}: the model needs {}, but the file has {}; is it an adapter of another model?", where,
@@ -138,6 +168,11 @@ void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs:
   if (adapted.parameters.empty())
     fail("adapter", "method {} trains nothing: there is nothing to save.", adapted.options.method);
   StagedFolder staged(folder, replace);
+  write_adapter_files(adapted, staged.path(), base);
+  staged.commit();
+}
+
+void write_adapter_files(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base) {
   std::map<std::string, at::Tensor> tensors;
   std::uint64_t bytes = 0;
   for (const Parameter& parameter : adapted.parameters) {
@@ -148,10 +183,9 @@ void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs:
     if (parameter.name == embedding_name && stays_tied(adapted)) tensors[name_on_disk(head_name)] = value;
   }
   require_space(folder, bytes);
-  save_safetensors(staged.path() / "adapter_model.safetensors", tensors, false, {{"format", "pt"}});
-  write_json(staged.path() / "adapter_config.json", peft_config(adapted, base));
-  write_json(staged.path() / "tapetune.json", method_json(adapted.options));
-  staged.commit();
+  save_safetensors(folder / "adapter_model.safetensors", tensors, false, {{"format", "pt"}});
+  write_json(folder / "adapter_config.json", peft_config(adapted, base));
+  write_json(folder / "tapetune.json", method_json(adapted.options));
 }
 
 AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const fs::path& folder,
@@ -172,8 +206,16 @@ AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights
       fs::exists(own, status) ? method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string())
                               : options_from_peft(parse_json(read_text(peft), "adapter", peft.string()), stored,
                                                   config.tied_embeddings, peft.string());
+  if (fs::exists(own, status)) require_agreement(options, own, peft);
   AdaptedModel adapted = adapt(config, weights, options, dtype);
+  restore_parameters(adapted, weights, folder);
+  return adapted;
+}
 
+void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& weights, const fs::path& folder) {
+  const fs::path file = folder / "adapter_model.safetensors";
+  StoredTensors stored;
+  map_safetensors(file, stored);
   std::size_t used = 0;
   const c10::NoGradGuard loading;
   for (const Parameter& parameter : adapted.parameters) {
@@ -208,7 +250,6 @@ AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights
       if (!known) fail("adapter", "{}: the tensor {} has no place in this model and method.", file.string(), name);
     }
   }
-  return adapted;
 }
 
 }  // namespace tapetune

@@ -18,6 +18,13 @@ std::string name_from_disk(std::string_view stored);
 void save_adapter(const AdaptedModel& adapted, const std::filesystem::path& folder, const std::filesystem::path& base,
                   bool replace);
 
+// The same files into a folder that is there already.
+void write_adapter_files(const AdaptedModel& adapted, const std::filesystem::path& folder,
+                         const std::filesystem::path& base);
+
+// The parameters' values from an adapter's folder. Fails, naming the tensor, as load_adapter does.
+void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& base, const std::filesystem::path& folder);
+
 // Fails, naming the tensor, where the adapter is of another model, lacks a tensor or has one too many.
 AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const std::filesystem::path& folder,
                           at::ScalarType dtype);

@@ -20,18 +20,21 @@ struct Case {
 };
 
 const std::vector<Case>& cases() {
-  static const std::vector<Case> all{{"lora", "lora", {"rank=3"}},
-                                     {"lora everywhere", "lora", {"rank=2", "targets=q,k,v,o,gate,up,down,lm_head"}},
-                                     {"rslora", "lora", {"rank=4", "rslora=true"}},
-                                     {"dora", "lora", {"rank=2", "dora=true", "targets=q,o,up,down"}},
-                                     {"lora and more", "lora", {"rank=2", "train_also=embeddings,norms,lm_head"}},
-                                     {"longlora", "longlora", {"rank=2", "train_also=embeddings,norms"}},
-                                     {"theta-scaling", "theta-scaling", {"rank=2", "scaling=linear", "factor=2"}},
-                                     {"tape", "tape", {}},
-                                     {"tape per head", "tape", {"mix=per-head", "train_also=norms"}},
-                                     {"tape and lora", "tape", {"rank=2", "scaling=yarn", "factor=4"}},
-                                     {"tape, dynamic", "tape", {"scaling=dynamic", "factor=2", "width=2"}},
-                                     {"full", "full", {}}};
+  static const std::vector<Case> all{
+      {"lora", "lora", {"rank=3"}},
+      {"lora everywhere", "lora", {"rank=2", "targets=q,k,v,o,gate,up,down,lm_head"}},
+      {"rslora", "lora", {"rank=4", "rslora=true"}},
+      {"dora", "lora", {"rank=2", "dora=true", "targets=q,o,up,down"}},
+      {"lora and more", "lora", {"rank=2", "train_also=embeddings,norms,lm_head"}},
+      {"longlora", "longlora", {"rank=2", "train_also=embeddings,norms"}},
+      {"theta-scaling", "theta-scaling", {"rank=2", "scaling=linear", "factor=2"}},
+      {"tape", "tape", {}},
+      {"tape per head", "tape", {"mix=per-head", "train_also=norms"}},
+      {"tape and lora", "tape", {"rank=2", "scaling=yarn", "factor=4"}},
+      {"tape, dynamic", "tape", {"scaling=dynamic", "factor=2", "width=2", "random_offset=true"}},
+      {"tape, not equivariant", "tape", {"equivariant=false"}},
+      {"dora on the head", "lora", {"rank=2", "dora=true", "targets=v,lm_head", "train_also=norms"}},
+      {"full", "full", {}}};
   return all;
 }
 
@@ -60,7 +63,7 @@ at::Tensor loss_of(const AdaptedModel& adapted, const at::Tensor& batch, Checkpo
   const at::Tensor hidden = adapted.model.forward(in).last;  // [B, N, hidden]
   const at::Tensor before = hidden.narrow(1, 0, batch.size(1) - 1).flatten(0, 1),
                    next = batch.narrow(1, 1, batch.size(1) - 1).flatten();
-  return loss_sum(adapted.model, before, next) / static_cast<double>(next.size(0));
+  return loss_sum(adapted.model, before, next, in.training) / static_cast<double>(next.size(0));
 }
 
 std::map<std::string, at::Tensor> gradients(const AdaptedModel& adapted, Checkpointing checkpointing,
@@ -71,6 +74,16 @@ std::map<std::string, at::Tensor> gradients(const AdaptedModel& adapted, Checkpo
   for (const Parameter& p : adapted.parameters) {
     if (p.value.grad().defined()) all[p.name] = p.value.grad().clone();
   }
+  return all;
+}
+
+// The cases, and those that train the ends of the model with tied embeddings as well.
+std::vector<std::pair<Case, bool>> tied_too() {
+  std::vector<std::pair<Case, bool>> all;
+  for (const Case& which : cases()) all.emplace_back(which, false);
+  all.emplace_back(Case{"full, tied", "full", {}}, true);
+  all.emplace_back(Case{"lora and embeddings, tied", "lora", {"rank=2", "train_also=embeddings"}}, true);
+  all.emplace_back(Case{"lora, untied", "lora", {"rank=2", "train_also=embeddings,lm_head", "untie=true"}}, true);
   return all;
 }
 
@@ -87,8 +100,8 @@ bool feeds_nothing(const std::string& name) {
 }  // namespace
 
 TEST_CASE("methods: gradients equal finite differences in float64") {
-  for (const Case& which : cases()) {
-    const AdaptedModel adapted = moved(which, at::kDouble);
+  for (const auto& [which, tied] : tied_too()) {
+    const AdaptedModel adapted = moved(which, at::kDouble, tied);
     const at::Tensor batch = tokens(2);
     const auto exact = gradients(adapted, Checkpointing::off, batch);
     for (const Parameter& p : adapted.parameters) {
@@ -99,7 +112,7 @@ TEST_CASE("methods: gradients equal finite differences in float64") {
       }
       REQUIRE(exact.contains(p.name));
       // DoRA's norm counts as a constant in its gradients, as in the paper; they are checked against PEFT instead.
-      if (which.name == "dora" && !p.name.ends_with("magnitude_vector")) continue;
+      if (which.name.starts_with("dora") && !p.name.ends_with("magnitude_vector")) continue;
       const c10::NoGradGuard probing;
       const at::Tensor direction = at::randn(p.value.sizes(), p.value.options().requires_grad(false));
       const double step = 1e-6;
@@ -122,7 +135,8 @@ TEST_CASE("methods: checkpointing off, full and selective give the same loss and
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       const AdaptedModel adapted = moved(which, dtype);
       const auto off = gradients(adapted, Checkpointing::off, tokens(2));
-      CHECK(off.size() + (which.method == "tape" ? 4 : 0) == adapted.parameters.size());
+      const std::size_t unused = which.method != "tape" ? 0 : which.name == "tape, not equivariant" ? 8 : 4;
+      CHECK(off.size() + unused == adapted.parameters.size());
       for (const Checkpointing mode : {Checkpointing::full, Checkpointing::selective}) {
         const auto again = gradients(adapted, mode, tokens(2));
         CHECK(again.size() == off.size());
@@ -264,7 +278,7 @@ TEST_CASE("methods: at the start the adapted model is the base model") {
 TEST_CASE("dropout draws anew with every seed and the same again for a recomputed layer") {
   for (const std::string dora : {"dora=false", "dora=true"}) {
     const AdaptedModel adapted =
-        moved({"", "lora", {"rank=2", "dropout=0.4", "targets=q,k,v,o,gate,up,down", dora}}, at::kDouble);
+        moved({"", "lora", {"rank=2", "dropout=0.4", "targets=q,k,v,o,gate,up,down,lm_head", dora}}, at::kDouble);
     const auto off = gradients(adapted, Checkpointing::off, tokens()),
                full = gradients(adapted, Checkpointing::full, tokens());
     for (const auto& [name, gradient] : off) CHECK(relative(full.at(name), gradient) < 1e-12);
@@ -275,9 +289,88 @@ TEST_CASE("dropout draws anew with every seed and the same again for a recompute
       in.training = training;
       return adapted.model.logits(adapted.model.forward(in).last);
     };
+    const auto loss = [&](std::uint64_t seed) {
+      at::Tensor hidden = at::ones({5, 32}, at::kDouble), targets = at::arange(5);  // only the head can draw here
+      return loss_sum(adapted.model, hidden, targets, Training{Checkpointing::off, seed}).item<double>();
+    };
+    CHECK(loss(1) == loss(1));
+    CHECK(std::abs(loss(1) - loss(2)) > 1e-6);
     CHECK(largest_difference(logits(Training{Checkpointing::off, 1}), logits(Training{Checkpointing::off, 2})) > 1e-3);
     CHECK(at::equal(logits(Training{Checkpointing::off, 1}), logits(Training{Checkpointing::off, 1})));
     CHECK(at::equal(logits(std::nullopt), logits(std::nullopt)));
+  }
+}
+
+TEST_CASE("the training loss comes in blocks, and its gradients are those of all logits at once") {
+  // A vocabulary so large that a block is a few tokens, a shorter one last; some targets do not count.
+  constexpr std::int64_t vocab = 3'000'000;
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    for (const bool pair : {false, true}) {
+      ModelConfig config;
+      config.vocab_size = vocab;
+      config.hidden_size = 2;
+      at::manual_seed(6);
+      LlamaWeights weights;
+      weights.embedding = weights.head.weight = at::randn({vocab, 2}, dtype);
+      const std::vector<std::string> words{pair ? "targets=lm_head" : "train_also=lm_head", "rank=1"};
+      const AdaptedModel adapted = adapt(config, weights, parse_method("lora", words), dtype);
+      const at::Tensor hidden = at::randn({13, 2}, dtype).requires_grad_(true);
+      const at::Tensor targets = at::tensor({0, 1, -1, 3, 4, 2'999'999, 6, -100, 8, 9, 10, 11, 12}, at::kLong);
+      loss_sum(adapted.model, hidden, targets).backward();
+      const at::Tensor alone = hidden.detach().requires_grad_(true);
+      const at::Tensor all = at::log_softmax(adapted.model.logits(alone), 1);
+      const at::Tensor expected = at::nll_loss(all, targets.masked_fill(targets < 0, -100), {}, at::Reduction::Sum);
+      std::vector<at::Tensor> wanted{alone};
+      for (const Parameter& p : adapted.parameters) wanted.push_back(p.value);
+      const auto grads = torch::autograd::grad({expected}, wanted);
+      const double tolerance = dtype == at::kFloat ? 1e-4 : 1e-10;
+      CHECK(relative(hidden.grad(), grads[0]) < tolerance);
+      for (std::size_t i = 0; i < adapted.parameters.size(); ++i) {
+        INFO(adapted.parameters[i].name << " in " << dtype);
+        CHECK(largest_difference(adapted.parameters[i].value.grad(), grads[i + 1]) <
+              tolerance * std::max(1.0, grads[i + 1].abs().max().item<double>()));
+      }
+      const at::Tensor none = at::full({13}, -100, at::kLong);
+      const at::Tensor silent = hidden.detach().requires_grad_(true);
+      const at::Tensor nothing = loss_sum(adapted.model, silent, none);
+      nothing.backward();
+      CHECK(nothing.item<double>() == 0);
+      CHECK(silent.grad().abs().max().item<double>() == 0);
+      CHECK_THROWS_WITH(loss_sum(adapted.model, hidden, at::full({13}, vocab, at::kLong)), Contains("out of range"));
+    }
+  }
+}
+
+TEST_CASE("methods: padded rows, alone and with caches, give what they give alone") {
+  const c10::NoGradGuard evaluation;
+  for (const Case& which : cases()) {
+    INFO(which.name);
+    const AdaptedModel adapted = moved(which, at::kFloat);
+    const auto logits = [&](const ForwardInput& in) { return adapted.model.logits(adapted.model.forward(in).last); };
+    const at::Tensor all = tokens(2);
+    ForwardInput in;
+    in.planned_length = 16;
+    in.tokens = at::stack({all[0].narrow(0, 0, 9), at::constant_pad_nd(all[1].narrow(0, 0, 5), {4, 0}, 7)});
+    in.spans = {{0, 9}, {4, 9}};
+    const auto alone = [&](std::int64_t row, std::int64_t count) {
+      ForwardInput one;
+      one.planned_length = 16;
+      one.tokens = all.narrow(0, row, 1).narrow(1, 0, count);
+      return logits(one)[0];
+    };
+    const at::Tensor padded = logits(in);
+    CHECK(relative(padded[0], alone(0, 9)) < 1e-5);
+    CHECK(relative(padded[1].narrow(0, 4, 5), alone(1, 5)) < 1e-5);
+    SequenceCache first = adapted.model.make_cache(16), second = adapted.model.make_cache(16);
+    in.caches = {&first, &second};
+    adapted.model.forward(in);
+    ForwardInput next;
+    next.planned_length = 16;
+    next.tokens = at::stack({all[0].narrow(0, 9, 1), all[1].narrow(0, 5, 1)});
+    next.caches = in.caches;
+    const at::Tensor after = logits(next);
+    CHECK(relative(after[0][0], alone(0, 10)[9]) < 2e-5);
+    CHECK(relative(after[1][0], alone(1, 6)[5]) < 2e-5);
   }
 }
 
@@ -330,6 +423,20 @@ TEST_CASE("what trains is chosen by structure, and counted as the papers count")
   CHECK(count("lora", {"train_also=norms"}, "norm") == 266'240);
   CHECK(count("tape", {}, ".pe.") == 17'039'360);
   CHECK(count("tape", {}, "post_attention_linear") == 32 * 1024);
+}
+
+TEST_CASE("frequencies that are scaled already are scaled further only where that means something") {
+  ModelConfig config = random_config(false);
+  config.rope.type = RopeType::linear;
+  config.rope.factor = 4;
+  const LlamaWeights weights = random_weights(config, at::kFloat);
+  const std::vector<std::string> twice{"scaling=linear", "factor=2"};
+  const ModelConfig longer = adapt(config, weights, parse_method("lora", twice), at::kFloat).model.config();
+  CHECK(longer.rope.factor == 8);
+  CHECK(longer.context == 2 * config.context);
+  config.rope.type = RopeType::llama3;
+  CHECK_THROWS_WITH(adapt(config, weights, parse_method("lora", twice), at::kFloat),
+                    Contains("scaled already (llama3, factor 4)"));
 }
 
 TEST_CASE("names on disk go there and back") {

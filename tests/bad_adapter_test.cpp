@@ -73,7 +73,19 @@ TEST_CASE("bad method: settings that it does not have, or values that they canno
   refused(model, {"--method", "lora", "train_also=embedding"}, "did you mean embeddings?");
   refused(model, {"--method", "lora", "scaling=linear"}, "scaling=linear needs a factor");
   refused(model, {"--method", "lora", "scaling=none", "factor=2"}, "scaling=none takes no factor");
-  refused(model, {"--method", "lora", "factor=0.5"}, "factor must be a number from 1 on");
+  refused(model, {"--method", "lora", "factor=0.5"}, "factor must be a number from 1 to 1e6");
+}
+
+TEST_CASE("bad method: settings that contradict each other") {
+  const TinyModel model;
+  refused(model, {"--method", "tape", "alpha=32"}, "add rank=8");
+  refused(model, {"--method", "lora", "targets=q,lm_head", "train_also=lm_head"}, "take lm_head out of one of them");
+  refused(model, {"--method", "lora", "factor=1e9"}, "factor must be a number from 1 to 1e6");
+  refused(model, {"--method", "lora", "theta=1"}, "theta must be a number above 1");
+  const RunResult own = run({"adapter", model.path(), "--method", "lora", "--out", model.path(), "--force"});
+  CHECK(own.exit == 1);
+  CHECK_THAT(own.err, Contains("is the model's own folder"));
+  CHECK(fs::exists(model / "model.safetensors"));
 }
 
 TEST_CASE("bad method: groups that do not divide the sequence, heads that cannot be halved") {
@@ -124,9 +136,16 @@ TEST_CASE("bad adapter: folders that are none") {
   refused(model, {"--adapter", (model.folder / "nowhere").string()}, "there is no such folder");
   refused(model, {"--adapter", model.path()}, "there is no adapter_model.safetensors");
   const std::string folder = adapter(model, {"lora"});
-  fs::remove(fs::path(folder) / "tapetune.json");
   const fs::path config = fs::path(folder) / "adapter_config.json";
   Json json = Json::parse(read_file(config));
+  json["lora_alpha"] = 99;
+  write_file(config, json.dump());
+  refused(model, {"--adapter", folder}, "says lora_alpha = 99, but tapetune.json has 16.0");
+  fs::remove(fs::path(folder) / "tapetune.json");
+  json["init_lora_weights"] = "pissa_niter_4";
+  write_file(config, json.dump());
+  refused(model, {"--adapter", folder}, "init_lora_weights = \"pissa_niter_4\" changes the frozen weights");
+  json["init_lora_weights"] = true;
   json["rank_pattern"] = {{"q_proj", 4}};
   write_file(config, json.dump());
   refused(model, {"--adapter", folder}, "rank_pattern = {\"q_proj\":4} is not supported");

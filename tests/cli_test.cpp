@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "catch.h"
+#include "checkpoint/writer.h"
 #include "core/json.h"
 #include "support.h"
 
@@ -223,14 +224,35 @@ TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken
   };
   const at::Tensor plain = logits({});
   CHECK(largest_difference(logits({"--adapter", folder}), plain) < 1e-6);
+  const std::vector<std::string> speak{"generate",         model.path(), "--tokens", "1,5,9",
+                                       "--max-new-tokens", "8",          "--json"};
+  const auto spoken = [&] {
+    std::vector<std::string> words = speak;
+    words.insert(words.end(), {"--adapter", folder});
+    return Json::parse(run(words).out)["tokens"];
+  };
+  CHECK(spoken() == Json::parse(run(speak).out)["tokens"]);
   CHECK(at::equal(logits({"--method", "tape"}), plain));
   CHECK(largest_difference(logits({"--method", "none", "scaling=linear", "factor=4"}), plain) > 1e-3);
 
-  const std::vector<std::string> words{"generate",         model.path(), "--tokens", "1,5,9",
-                                       "--max-new-tokens", "8",          "--json"};
-  std::vector<std::string> adapted = words;
-  adapted.insert(adapted.end(), {"--adapter", folder});
-  CHECK(Json::parse(run(adapted).out)["tokens"] == Json::parse(run(words).out)["tokens"]);
+  // Away from it, both change.
+  const std::string file = folder + "/adapter_model.safetensors";
+  auto tensors = load_tensors(file);
+  at::manual_seed(1);
+  for (auto& [name, tensor] : tensors) tensor = at::randn(tensor.sizes());
+  save_safetensors(file, tensors, true, {{"format", "pt"}});
+  CHECK(largest_difference(logits({"--adapter", folder}), plain) > 0.1);
+  const Json tokens = spoken();
+  CHECK(tokens != Json::parse(run(speak).out)["tokens"]);
+  // What is spoken is what the logits say.
+  std::vector<std::int64_t> text{1, 5, 9};
+  for (std::size_t i = 0; i < 3; ++i) {
+    REQUIRE(run({"logits", model.path(), "--out", out, "--force", "--adapter", folder, "--tokens",
+                 fmt::format("{}", fmt::join(text, ","))})
+                .exit == 0);
+    CHECK(load_tensors(out).at("logits")[-1].argmax().item<std::int64_t>() == tokens[i].get<std::int64_t>());
+    text.push_back(tokens[i].get<std::int64_t>());
+  }
   const RunResult both =
       run({"logits", model.path(), "--tokens", "1", "--out", out, "--adapter", folder, "--method", "lora"});
   CHECK(both.exit == 2);

@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
       const double start = now();
       const at::Tensor hidden = adapted.model.forward(in).last[0];
       const double after_forward = now();
-      const at::Tensor sum = loss_sum(adapted.model, hidden, targets) / static_cast<double>(context - 1);
+      const at::Tensor sum = loss_sum(adapted.model, hidden, targets, in.training) / static_cast<double>(context - 1);
       const double after_loss = now();
       if (sum.requires_grad()) sum.backward();
       const double end = now();

@@ -1,5 +1,7 @@
 #include "adapters/full/full.h"
 
+#include "core/error.h"
+
 namespace tapetune {
 
 namespace {
@@ -19,7 +21,7 @@ void train_ends(Injection& model, bool embeddings, bool head) {
   const bool tied = model.config.tied_embeddings;
   if (tied && model.options.untie) {
     model.config.tied_embeddings = false;
-    model.notes.emplace_back("the head is untied from the embeddings: each has a matrix of its own");
+    model.notes.emplace_back("the head is untied from the embeddings: what trains of one does not change the other");
   } else if (tied && (embeddings || head)) {
     model.notes.emplace_back(
         "the embeddings are tied to the head: they train once, with the gradients of both uses, and stay tied "
@@ -56,6 +58,14 @@ void inject_full(Injection& model) {
 void train_besides(Injection& model) {
   if (model.options.method == "full") return;
   const MethodOptions& options = model.options;
+  const bool tied = model.config.tied_embeddings && !options.untie;
+  const bool whole_head = options.train_head || (tied && options.train_embeddings);
+  const bool pair = options.rank > 0 && std::find(options.targets.begin(), options.targets.end(), Projection::head) !=
+                                            options.targets.end();
+  if (whole_head && pair && !model.seams.linear->trained(model.config.layers).empty()) {
+    fail("method", "the head would train whole{} and have a low-rank pair as well; take lm_head out of one of them.",
+         options.train_head ? "" : " (it is tied to the embeddings)");
+  }
   train_ends(model, options.train_embeddings, options.train_head);
   if (options.train_norms) train_norms(model);
 }

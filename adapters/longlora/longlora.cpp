@@ -14,8 +14,10 @@ class ShiftedGroups final : public AttentionSeam {
   kernels::Cuts cuts(const ModelConfig&, std::int64_t length, const Training* training) const override {
     if (training == nullptr) return {};
     const double wanted = group_ < 1 ? group_ * static_cast<double>(length) : group_;
-    const auto size = static_cast<std::int64_t>(wanted);
-    if (static_cast<double>(size) != wanted || size < 2 || size % 2 != 0 || length % size != 0) {
+    const auto size = static_cast<std::int64_t>(std::llround(wanted));
+    // A third of the sequence is written as 0.333333.
+    if (std::abs(static_cast<double>(size) - wanted) > 1e-5 * wanted || size < 2 || size % 2 != 0 ||
+        length % size != 0) {
       fail("longlora",
            "a group of {:g} tokens does not fit a sequence of {}: it must be even and divide the sequence; set group, "
            "or "

@@ -14,8 +14,9 @@ constexpr std::size_t projection_count = 8;
 
 struct Pair {
   LowRank low;
-  at::Tensor magnitude;  // [out], DoRA only
-  at::Tensor squares;    // [out]: the squared length of each frozen row, DoRA only
+  at::Tensor magnitude;        // [out], DoRA only
+  at::Tensor squares;          // [out]: the squared length of each frozen row, DoRA only
+  mutable at::Tensor lengths;  // [out]: of each adapted row, where they cannot change any more
 };
 
 // ||W + scale b a|| of every row, without W + scale b a: the square of a sum, multiplied out. No gradient flows
@@ -75,7 +76,10 @@ class LowRankSeam final : public LinearSeam {
 
  private:
   static at::Tensor stretch(const Linear& frozen, const Pair& pair, const at::Tensor& x) {
-    return (pair.magnitude / row_lengths(frozen, pair)).to(x.scalar_type());  // [out]
+    // Under InferenceMode nothing trains: what a text's first token found holds for all of them.
+    const bool fixed = pair.low.a.is_inference();
+    if (fixed && !pair.lengths.defined()) pair.lengths = row_lengths(frozen, pair);
+    return (pair.magnitude / (fixed ? pair.lengths : row_lengths(frozen, pair))).to(x.scalar_type());  // [out]
   }
   static at::Tensor with_bias(const at::Tensor& y, const at::Tensor& bias) {
     return bias.defined() ? y + bias.to(y.scalar_type()) : y;

@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include "adapters/lora/lora.h"
+#include "core/error.h"
 #include "kernels/position.h"
 
 namespace tapetune {
@@ -95,6 +96,15 @@ class RandomOffset final : public RotarySeam {
 }  // namespace
 
 void tape_defaults(MethodOptions& options) { options.rank = 0; }
+
+void check_tape(const MethodOptions& options) {
+  const MethodOptions plain;
+  if (options.rank > 0 || (options.alpha == plain.alpha && options.dropout == plain.dropout &&
+                           options.targets == plain.targets && !options.rslora && !options.dora)) {
+    return;
+  }
+  fail("method", "tape has no low-rank pairs unless it is given a rank; add rank=8, or leave out what is set of them.");
+}
 
 void inject_tape(Injection& model) {
   const ModelConfig& config = model.config;

@@ -7,6 +7,7 @@
 namespace tapetune {
 
 void tape_defaults(MethodOptions& options);
+void check_tape(const MethodOptions& options);
 void inject_tape(Injection& model);
 
 }  // namespace tapetune

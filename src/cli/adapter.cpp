@@ -3,6 +3,7 @@
 #include "adapters/peft.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
+#include "core/error.h"
 #include "core/log.h"
 
 namespace tapetune::cli {
@@ -22,6 +23,10 @@ void add_adapter(CLI::App& app) {
   verb->footer("example: tapetune adapter /models/Llama-2-7b-hf --method lora rank=16 --seed 1 --out start/");
   verb->callback([options] {
     const Checkpoint checkpoint = options->model.open();
+    std::error_code status;
+    if (std::filesystem::equivalent(options->out, checkpoint.path(), status)) {
+      fail("adapter", "{}: is the model's own folder; give the adapter one of its own.", options->out);
+    }
     const AdaptedModel adapted = options->model.load(checkpoint);
     for (const std::string& note : adapted.notes) warn("{}", note);
     save_adapter(adapted, options->out, checkpoint.path(), options->force);

@@ -1,4 +1,3 @@
-#include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/writer.h"
@@ -54,9 +53,9 @@ struct Shift {
 };
 
 // A method that starts as the base model has nothing to show yet: its zeros are drawn.
-void draw_zeros(const AdaptedModel& adapted, double spread) {
+void draw_zeros(const AdaptedModel& adapted, double spread, std::uint64_t seed) {
   const c10::NoGradGuard drawing;
-  at::manual_seed(0);
+  at::manual_seed(seed);
   for (const Parameter& p : adapted.parameters) {
     if (p.value.count_nonzero().item<std::int64_t>() == 0) p.value.normal_(0, spread);
   }
@@ -71,6 +70,7 @@ void run_shift(const Shift& options) {
   } else {
     tokens = Tokenizer::open(checkpoint.path()).encode(options.text);
   }
+  if (tokens.empty()) fail("check", "the text has no tokens; give a longer one.");
   if (tokens.size() > 512)
     fail("check", "{} tokens are too many for attention as a matrix; give 512 at most.", tokens.size());
 
@@ -84,13 +84,14 @@ void run_shift(const Shift& options) {
   if (!given) adapted.method = {"tape"};
   models.emplace_back("", adapted.load(checkpoint));
   models.back().first = models.back().second.options.method == "tape" ? "TAPE" : models.back().second.options.method;
-  if (adapted.adapter.empty() && models.back().second.options.method == "tape") {
+  if (!models.back().second.options.equivariant) models.back().first += " without equivariance";
+  if (adapted.adapter.empty() && models.back().first == "TAPE") {
     ModelOptions broken = adapted;
     broken.method.emplace_back("equivariant=false");
     models.emplace_back("TAPE without equivariance", broken.load(checkpoint));
   }
   if (adapted.adapter.empty()) {
-    for (std::size_t i = 1; i < models.size(); ++i) draw_zeros(models[i].second, options.spread);
+    for (std::size_t i = 1; i < models.size(); ++i) draw_zeros(models[i].second, options.spread, options.model.seed);
   }
 
   const std::int64_t front = checkpoint.config().bos.value_or(tokens.front());

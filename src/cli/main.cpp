@@ -51,8 +51,8 @@ int report(std::string_view component, std::string text, ExitCode code) {
 
 int main(int argc, char** argv) {
 #ifdef __GLIBC__
-  // Activations come and go layer by layer; giving their pages back each time is work for the kernel (8% of a profile of
-  // a prefill, 5% of a training step), and what comes back is zeroed first.
+  // Activations come and go layer by layer; giving their pages back each time is work for the kernel (8% of a profile
+  // of a prefill, 5% of a training step), and what comes back is zeroed first.
   ::mallopt(M_MMAP_MAX, 0);
   ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif

@@ -33,8 +33,9 @@ Progress::~Progress() {
   if (shown_) print(true);
 }
 
-void Progress::advance(std::uint64_t amount) {
+void Progress::advance(std::uint64_t amount, std::string note) {
   done_ += amount;
+  if (!note.empty()) note_ = std::move(note);
   const auto now = std::chrono::steady_clock::now();
   // Work that ends within a second needs no bar.
   const auto interval = terminal_ ? std::chrono::milliseconds(200) : std::chrono::seconds(10);
@@ -51,6 +52,7 @@ void Progress::print(bool last) {
   const double left = rate > 0 ? static_cast<double>(total_ - done_) / rate : 0;
   std::string line = fmt::format("{} {:3.0f}%  {}  {}/s  {:.0f} s left", what_, 100 * share,
                                  scaled(static_cast<double>(done_), unit_), scaled(rate, unit_), left);
+  if (!note_.empty()) line += "  " + note_;
   if (terminal_) {
     constexpr int width = 24;
     const int filled = static_cast<int>(share * width);

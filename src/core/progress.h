@@ -15,12 +15,14 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void advance(std::uint64_t amount);
+  // `note` is shown behind the rest until the next one.
+  void advance(std::uint64_t amount, std::string note = {});
 
  private:
   void print(bool last);
   std::string what_;
   std::string unit_;
+  std::string note_;
   std::uint64_t total_;
   std::uint64_t done_ = 0;
   bool terminal_;

@@ -23,7 +23,7 @@ Seen look(const Llama& model, const std::vector<std::int64_t>& tokens, std::int6
   in.all_hidden = in.all_positions = true;
   const ForwardOutput out = model.forward(in);
   const std::int64_t kept = length - from;
-  const at::Tensor later = at::ones({kept, kept}, at::kBool).triu(1);
+  const at::Tensor later = at::ones({kept, kept}, out.last.options().dtype(at::kBool)).triu(1);
   Seen seen;
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const auto layer = static_cast<std::size_t>(i);

@@ -45,10 +45,9 @@ struct Attention : Function<Attention> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list s = ctx->get_saved_variables();
     const Call& call = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["call"].toCapsule())->call;
-    const at::Tensor d_values = grads[0].defined() ? grads[0] : at::zeros_like(s[4]);
     const at::Tensor d_attended = grads.size() > 1 ? grads[1] : at::Tensor();
     const kernels::AttentionGradients d =
-        kernels::attention_backward(s[0], s[1], s[2], s[3], {s[4], s[5], s[6]}, d_values, d_attended, call.scale,
+        kernels::attention_backward(s[0], s[1], s[2], s[3], {s[4], s[5], s[6]}, grads[0], d_attended, call.scale,
                                     call.cuts, s[3].defined() && ctx->needs_input_grad(3));
     return {d.q, d.k, d.v, d.also, {}};
   }

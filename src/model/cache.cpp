@@ -7,9 +7,12 @@ namespace tapetune {
 SequenceCache::SequenceCache(const ModelConfig& config, std::int64_t capacity, const at::TensorOptions& options,
                              bool with_positions)
     : capacity_(capacity) {
-  const auto room = [&] { return at::empty({config.kv_heads, capacity, config.head_dim}, options); };
+  const std::vector<std::int64_t> shape{config.kv_heads, capacity, config.head_dim};
+  // Positions are as precise as without a cache.
+  const bool narrow = options.dtype() != at::kDouble;
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    layers_.push_back({room(), room(), with_positions ? room() : at::Tensor()});
+    layers_.push_back({at::empty(shape, options), at::empty(shape, options),
+                       with_positions ? at::empty(shape, narrow ? options.dtype(at::kFloat) : options) : at::Tensor()});
   }
 }
 

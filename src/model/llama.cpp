@@ -167,7 +167,7 @@ Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) con
     attention.q = kernels::rotate(heads(qkv[0]), in.position);
     attention.k = kernels::rotate(heads(qkv[1]), in.position);
     attention.v = heads(qkv[2]);
-    if (updates || (seams_.position->updates() && !pass.caches.empty())) {
+    if (updates) {
       attention.also = in.position.expand({pass.batch, -1, config_.kv_heads, -1});
     }
     attention.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim));
@@ -248,9 +248,9 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
   return out;
 }
 
-at::Tensor Llama::logits(const at::Tensor& hidden) const {
+at::Tensor Llama::logits(const at::Tensor& hidden, const Training* training) const {
   const Projection head = Projection::head;
-  return seams_.linear->project({config_.layers, {&head, 1}, {&weights_.head, 1}, nullptr, false}, hidden)[0];
+  return seams_.linear->project({config_.layers, {&head, 1}, {&weights_.head, 1}, training, false}, hidden)[0];
 }
 
 at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device) {

@@ -37,7 +37,8 @@ class Llama {
   static Llama open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device = at::kCPU);
 
   ForwardOutput forward(const ForwardInput& in) const;
-  at::Tensor logits(const at::Tensor& hidden) const;  // [..., hidden] -> [..., vocab]
+  at::Tensor logits(const at::Tensor& hidden,
+                    const Training* training = nullptr) const;  // [..., hidden] -> [..., vocab]
 
   const ModelConfig& config() const { return config_; }
   const LlamaWeights& weights() const { return weights_; }

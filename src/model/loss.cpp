@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include "core/error.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/pointwise.h"
 
@@ -14,6 +15,14 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 at::ScalarType precise_dtype(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+void check_targets(const at::Tensor& targets, std::int64_t vocab) {
+  if (targets.numel() == 0) fail("loss", "there is no target; a text needs two tokens at least.");
+  const auto largest = targets.max().item<std::int64_t>();
+  if (largest >= vocab) {
+    fail("loss", "token id {} is out of range: the vocabulary has {} tokens (0 to {}).", largest, vocab, vocab - 1);
+  }
+}
 
 // Calls work(begin, count) for blocks of tokens with 16 M logits each: 64 MB, whatever the vocabulary.
 template <typename Work>
@@ -63,7 +72,8 @@ struct PlainHead : Function<PlainHead> {
     const auto dtype = arithmetic_dtype(hidden);
     const at::Tensor wide = weight.to(dtype), rows = hidden.to(dtype);
     at::Tensor d_hidden = at::empty(rows.sizes(), rows.options());
-    at::Tensor d_weight = weight.requires_grad() ? at::zeros_like(wide) : at::Tensor();
+    // Summed over blocks, which bf16 would round each time.
+    at::Tensor d_weight = weight.requires_grad() ? at::zeros_like(wide, precise_dtype(wide)) : at::Tensor();
     double loss = 0;
     at::Tensor room;
     in_blocks(rows.size(0), wide.size(0), [&](std::int64_t begin, std::int64_t count) {
@@ -76,7 +86,11 @@ struct PlainHead : Function<PlainHead> {
       gradient = gradient.to(dtype);
       at::Tensor to = d_hidden.narrow(0, begin, count);
       at::mm_out(to, gradient, wide);
-      if (d_weight.defined()) d_weight.addmm_(gradient.t(), part);
+      if (d_weight.defined() && d_weight.scalar_type() == dtype) {
+        d_weight.addmm_(gradient.t(), part);
+      } else if (d_weight.defined()) {
+        d_weight.add_(at::mm(gradient.t(), part));
+      }
     });
     ctx->save_for_backward({d_hidden, d_weight});
     ctx->saved_data["dtype"] = static_cast<std::int64_t>(hidden.scalar_type());
@@ -92,14 +106,16 @@ struct PlainHead : Function<PlainHead> {
 // A head with something added to it: each block goes through the seam with a small graph of its own.
 struct AdaptedHead : Function<AdaptedHead> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, at::TensorList trained,
-                            const at::Tensor& targets, const Llama* model) {
+                            const at::Tensor& targets, const Llama* model, const Training* training) {
     const c10::AutoGradMode with_graph(true);
     std::vector<at::Tensor> parts;
     variable_list sums(trained.size());
     double loss = 0;
     in_blocks(hidden.size(0), model->config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
       const at::Tensor part = hidden.narrow(0, begin, count).detach().requires_grad_(true);
-      const at::Tensor logits = model->logits(part);
+      std::optional<Training> own = training != nullptr ? std::optional(*training) : std::nullopt;
+      if (own) own->seed += static_cast<std::uint64_t>(begin) * 0x9E3779B97F4A7C15U;  // a block draws for itself
+      const at::Tensor logits = model->logits(part, own ? &*own : nullptr);
       at::Tensor gradient = logits.detach().to(precise_dtype(logits), /*non_blocking=*/false, /*copy=*/true);
       loss += softmax_gradient(gradient, targets.narrow(0, begin, count));
       variable_list wanted{part};
@@ -118,14 +134,16 @@ struct AdaptedHead : Function<AdaptedHead> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list out = ctx->get_saved_variables();
     for (at::Tensor& gradient : out) gradient = (gradient * grads[0]).to(gradient.scalar_type());
-    out.insert(out.end(), {{}, {}});
+    out.insert(out.end(), {{}, {}, {}});
     return out;
   }
 };
 
 }  // namespace
 
-at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets) {
+at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::Tensor& given) {
+  check_targets(given, model.config().vocab_size);
+  const at::Tensor targets = given.to(hidden.device());
   std::vector<at::Tensor> parts;
   in_blocks(hidden.size(0), model.config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
     at::Tensor logits = model.logits(hidden.narrow(0, begin, count));
@@ -136,12 +154,15 @@ at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::
   return at::cat(parts);
 }
 
-at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets) {
+at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& given,
+                    const std::optional<Training>& training) {
+  check_targets(given, model.config().vocab_size);
+  const at::Tensor targets = given.to(hidden.device());
   const Linear& head = model.weights().head;
   std::vector<at::Tensor> trained = model.seams().linear->trained(model.config().layers);
   if (trained.empty()) return PlainHead::apply(hidden, head.weight, targets);
   if (kernels::wants_gradient(head.weight)) trained.push_back(head.weight);
-  return AdaptedHead::apply(hidden, at::TensorList(trained), targets, &model);
+  return AdaptedHead::apply(hidden, at::TensorList(trained), targets, &model, training ? &*training : nullptr);
 }
 
 }  // namespace tapetune

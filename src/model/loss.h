@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include <optional>
 
 #include "model/llama.h"
 
@@ -15,6 +15,7 @@ at::Tensor token_losses(const Llama& model, const at::Tensor& hidden,
 
 // The sum of the losses, for training: gradients are formed block by block in the forward, where the logits are at
 // hand. A negative target does not count.
-at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets);  // [N, hidden], [N] -> []
+at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& targets,
+                    const std::optional<Training>& training = std::nullopt);  // [N, hidden], [N] -> []
 
 }  // namespace tapetune

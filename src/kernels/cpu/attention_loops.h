@@ -10,12 +10,8 @@ namespace tapetune::kernels::loops {
 // lines of such rows push each other out of the first cache.
 constexpr std::int64_t lane = 16;  // numbers in a cache line, and columns of a tile
 constexpr std::int64_t row_stride(std::int64_t width) { return ((width + lane - 1) / lane | 1) * lane; }
-// The same transposed, in panels of `lane` rows: [ceil(rows / lane), width, lane]; rows that are missing are zeros.
-constexpr std::int64_t panel_size(std::int64_t rows, std::int64_t width) {
-  return (rows + lane - 1) / lane * lane * width;
-}
-
 void copy_rows(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t width, float* to);
+// The same transposed, in panels of `lane` rows: [ceil(rows / lane), width, lane]; rows that are missing are zeros.
 void copy_panels(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t width, float* to);
 
 // One head's queries, at most query_block of them, and the keys from the first that they see.
