@@ -26,8 +26,11 @@ int run(int argc, char** argv) {
   tapetune::cli::add_logits(app);
   tapetune::cli::add_tokenize(app);
   tapetune::cli::add_convert(app);
+  tapetune::cli::add_data(app);
   tapetune::cli::add_adapter(app);
   tapetune::cli::add_check(app);
+  tapetune::cli::add_recipes(app);
+  tapetune::cli::add_train(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help and --version
@@ -39,9 +42,10 @@ int run(int argc, char** argv) {
   return ok;
 }
 
-int report(std::string_view component, std::string text, ExitCode code) {
+// One line, but for errors of ours, which may be several lines: fail() makes one, a recipe has one for each mistake.
+int report(std::string_view component, std::string text, ExitCode code, bool several = false) {
   for (char& c : text) {
-    if (c == '\n' || c == '\r') c = ' ';
+    if ((c == '\n' && !several) || c == '\r') c = ' ';
   }
   fmt::print(stderr, "{}{}\n", component, text);
   return code;
@@ -64,7 +68,7 @@ int main(int argc, char** argv) {
   } catch (const tapetune::Interrupted& error) {
     return report("", error.what(), resumable);
   } catch (const tapetune::Error& error) {
-    return report("", error.what(), bad_input);
+    return report("", error.what(), bad_input, /*several=*/true);
   } catch (const c10::Error& error) {
     return report("[torch] ", error.what_without_backtrace(), bad_input);
   } catch (const std::bad_alloc&) {

@@ -10,9 +10,12 @@ namespace tapetune::cli {
 void add_adapter(CLI::App& app);
 void add_check(CLI::App& app);
 void add_convert(CLI::App& app);
+void add_data(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_logits(CLI::App& app);
+void add_recipes(CLI::App& app);
 void add_tokenize(CLI::App& app);
+void add_train(CLI::App& app);
 
 }  // namespace tapetune::cli

@@ -37,6 +37,27 @@ if(NOT CLI11_FOUND)
     f2d893a65c3b1324c50d4e682c0cdc021dd0477ae2c048544f39eed6654b699a)
 endif()
 
+find_package(yaml-cpp 0.7 QUIET)
+if(NOT yaml-cpp_FOUND)
+  set(YAML_CPP_INSTALL ON)
+  tapetune_fetch(yaml-cpp ${github}/jbeder/yaml-cpp/archive/0.8.0.tar.gz
+    fbe74bbdcee21d656715688706da3c8becfd946d92cd44705cc6098bb23b3a16)
+endif()
+if(NOT TARGET yaml-cpp) # from 0.8 on
+  add_library(yaml-cpp ALIAS yaml-cpp::yaml-cpp)
+endif()
+
+# What reads .gz and .zst.
+find_package(ZLIB QUIET)
+find_path(ZSTD_INCLUDE_DIR zstd.h)
+find_library(ZSTD_LIBRARY zstd)
+if(NOT ZLIB_FOUND OR NOT ZSTD_INCLUDE_DIR OR NOT ZSTD_LIBRARY)
+  message(FATAL_ERROR "zlib or libzstd was not found: run tools/setup, or install zlib1g-dev and libzstd-dev.")
+endif()
+add_library(tapetune_unpackers INTERFACE)
+target_include_directories(tapetune_unpackers SYSTEM INTERFACE ${ZSTD_INCLUDE_DIR})
+target_link_libraries(tapetune_unpackers INTERFACE ZLIB::ZLIB ${ZSTD_LIBRARY})
+
 if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
   find_package(Catch2 QUIET) # version 2 or 3
   if(NOT Catch2_FOUND)

@@ -7,6 +7,7 @@ install(FILES ${rust_out}/libtapetune_hf.a DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY adapters DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapetune FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tapetune FILES_MATCHING PATTERN "*.h"
   PATTERN cli EXCLUDE PATTERN cpu EXCLUDE PATTERN pch.h EXCLUDE)
+install(DIRECTORY recipes/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tapetune/recipes)
 install(EXPORT tapetune NAMESPACE tapetune:: FILE tapetuneTargets.cmake DESTINATION ${package_dir})
 configure_package_config_file(tools/cmake/tapetuneConfig.cmake.in ${CMAKE_BINARY_DIR}/tapetuneConfig.cmake
   INSTALL_DESTINATION ${package_dir} PATH_VARS CMAKE_INSTALL_LIBDIR)

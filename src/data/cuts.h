@@ -1,0 +1,50 @@
+// Where a text can be cut so that its parts, tokenised alone, give the ids of the whole.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+namespace tapetune {
+
+// Cuts are before a space or a line end. Two families of tokenizers are known to split there, each time proved from
+// what its tokenizer.json says; for all others there are no cuts:
+// - byte-level BPE with the regular expression of GPT-2, Llama 3 or Qwen 2: none of its matches goes on from a
+//   printable character into a space, nor from a letter or digit into a line end;
+// - BPE over whole texts with "▁" for spaces (Llama 1 and 2, Mistral): a merge makes a piece of the vocabulary, so that
+//   no merge crosses two characters that stand side by side in no piece.
+class Cuts {
+ public:
+  explicit Cuts(const nlohmann::json& tokenizer);
+
+  bool any() const { return any_; }
+  void disable() { any_ = false; }
+  // The first place to cut at or after `from`, or npos. There is always a character before it and two after it.
+  std::size_t next(std::string_view text, std::size_t from) const;
+
+  // What to tokenise for a part that begins at a cut, and whether its first token is none of the text's.
+  struct Part {
+    std::string_view text;
+    bool drop_first = false;
+  };
+  Part continued(std::string_view part) const;
+
+ private:
+  void byte_level();
+  void sentence_pieces(const nlohmann::json& model);
+  bool allowed(std::string_view text, std::size_t at) const;
+
+  bool any_ = false;
+  bool drops_space_ = false;                                      // the tokenizer puts one before every text
+  bool drops_prefix_ = false;                                     // and also before a text that begins with a line end
+  bool carriages_ = false;                                        // a \r is a line end too
+  bool wide_lines_ = false;                                       // line ends may be cut after characters beyond ASCII
+  std::array<bool, 128> before_space_{}, before_line_{};          // may the character stand before the cut?
+  std::vector<char32_t> never_before_space_, never_before_line_;  // of those beyond ASCII, sorted
+  std::array<bool, 256> begins_added_{}, ends_added_{};           // first and last bytes of added tokens
+};
+
+}  // namespace tapetune

@@ -1,0 +1,52 @@
+// Token ids of many texts on all cores. Texts are cut where the tokenizer splits them anyway, so that a word that came
+// before is looked up and not tokenised again.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/cuts.h"
+#include "hf/tokenizer.h"
+
+namespace tapetune {
+
+// A document, or a part of one that was cut.
+struct TextPiece {
+  std::string text;
+  bool begins = true, ends = true;
+};
+
+class TextEncoder {
+ public:
+  // tokenizer_json: what the tokenizer was made of. threads: 0 for all cores.
+  TextEncoder(const Tokenizer& tokenizer, const nlohmann::json& tokenizer_json, int threads);
+  ~TextEncoder();
+  TextEncoder(const TextEncoder&) = delete;
+  TextEncoder& operator=(const TextEncoder&) = delete;
+
+  const Cuts& cuts() const { return cuts_; }
+  int threads() const { return threads_; }
+  // The ids of each piece, without BOS and EOS; pieces of one document follow each other.
+  std::vector<std::vector<std::uint32_t>> encode(std::span<const TextPiece> pieces);
+  // Parts of the texts so far that were not UTF-8.
+  std::size_t invalid() const { return invalid_; }
+
+ private:
+  class Words;
+  struct Task;
+  struct Encoded;
+  void look_up(Task& task, std::span<const TextPiece> pieces) const;
+  void fill_in(Task& task, const Encoded& encoded, std::span<std::vector<std::uint32_t>> ids) const;
+
+  const Tokenizer& tokenizer_;
+  Cuts cuts_;
+  int threads_;
+  std::unique_ptr<Words> words_;
+  std::size_t invalid_ = 0;
+};
+
+}  // namespace tapetune

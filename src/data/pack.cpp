@@ -1,0 +1,227 @@
+#include "data/pack.h"
+
+#include <stdlib.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "core/progress.h"
+#include "core/signals.h"
+#include "data/encoder.h"
+#include "hf/tokenizer.h"
+
+namespace tapetune {
+
+namespace {
+
+constexpr std::size_t piece_bytes = 128 << 10;         // longer documents are cut, where that is possible
+constexpr std::size_t batch_bytes_a_thread = 1 << 20;  // of text that is tokenised together
+constexpr std::size_t waiting_batches = 2;             // read ahead
+constexpr std::size_t long_document = 64 << 20;        // that cannot be cut: a warning
+constexpr std::string_view white_space = " \t\r\n\v\f";
+
+struct Batch {
+  std::vector<TextPiece> pieces;
+  std::size_t bytes = 0;
+  std::uint64_t consumed = 0;  // of the files, for the progress
+};
+
+struct Stopped {};  // thrown in the reading thread when nobody wants more
+
+// Batches on their way from the reading thread to the one that writes.
+class Queue {
+ public:
+  void push(Batch batch) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_ || batches_.size() < waiting_batches; });
+    if (stopped_) throw Stopped();
+    batches_.push_back(std::move(batch));
+    changed_.notify_all();
+  }
+  // False at the end. Throws what the reading thread threw, after what it had read before.
+  bool pop(Batch& batch) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !batches_.empty() || ended_; });
+    if (batches_.empty() && failure_) std::rethrow_exception(failure_);
+    if (batches_.empty()) return false;
+    batch = std::move(batches_.front());
+    batches_.pop_front();
+    changed_.notify_all();
+    return true;
+  }
+  void end(std::exception_ptr failure) {
+    const std::scoped_lock lock(mutex_);
+    ended_ = true;
+    failure_ = failure;
+    changed_.notify_all();
+  }
+  void stop() {
+    const std::scoped_lock lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Batch> batches_;
+  std::exception_ptr failure_;
+  bool ended_ = false, stopped_ = false;
+};
+
+// Makes pieces of documents that come bit by bit, and batches of pieces.
+class Batcher {
+ public:
+  Batcher(Queue& queue, const Cuts& cuts, bool strip, std::size_t batch_bytes)
+      : queue_(queue), cuts_(cuts), strip_(strip), batch_bytes_(batch_bytes) {}
+
+  void text(std::string_view part) {
+    pending_ += part;
+    if (strip_ && !begun_) pending_.erase(0, std::min(pending_.find_first_not_of(white_space), pending_.size()));
+    std::size_t begin = 0;
+    while (cuts_.any() && pending_.size() - begin > piece_bytes) {
+      const std::string_view rest = std::string_view(pending_).substr(begin);
+      const std::size_t cut = cuts_.next(rest, std::max(piece_bytes, searched_));
+      if (cut == std::string_view::npos) {
+        searched_ = rest.size() - 1;  // the last place was not judged yet
+        break;
+      }
+      give(std::string(rest.substr(0, cut)), false);
+      begin += cut;
+      searched_ = 0;
+    }
+    pending_.erase(0, begin);
+    if (pending_.size() > long_document && !warned_) {
+      warned_ = true;
+      warn(
+          "a document of over {} MB cannot be cut for this tokenizer; tokenising it whole takes a hundred times its "
+          "size "
+          "in memory. --delimiter makes documents of a text.",
+          long_document >> 20);
+    }
+  }
+
+  void end_document() {
+    if (strip_) pending_.erase(pending_.find_last_not_of(white_space) + 1);
+    if (begun_ || !pending_.empty()) give(std::exchange(pending_, {}), true);
+    begun_ = false;
+    searched_ = 0;
+  }
+
+  void consumed(std::uint64_t bytes) { batch_.consumed += bytes; }
+
+  void flush() {
+    if (batch_.pieces.empty() && batch_.consumed == 0) return;
+    queue_.push(std::exchange(batch_, {}));
+  }
+
+ private:
+  void give(std::string text, bool ends) {
+    batch_.bytes += text.size() + sizeof(TextPiece);
+    batch_.pieces.push_back({std::move(text), !begun_, ends});
+    begun_ = true;
+    if (batch_.bytes >= batch_bytes_) flush();
+  }
+
+  Queue& queue_;
+  const Cuts& cuts_;
+  bool strip_;
+  std::size_t batch_bytes_;
+  Batch batch_;
+  std::string pending_;
+  std::size_t searched_ = 0;  // up to here, pending_ has no place to cut
+  bool begun_ = false, warned_ = false;
+};
+
+std::optional<std::int64_t> frame(Frame frame, std::optional<std::int64_t> token, bool by_default, const char* name,
+                                  const PackOptions& options) {
+  if (frame == Frame::always && !token) {
+    fail("data", "{}: tokenizer_config.json names no {} token; add it there, or pack with --{} none.",
+         options.model.string(), name, name);
+  }
+  return frame == Frame::always || (frame == Frame::automatic && by_default) ? token : std::nullopt;
+}
+
+}  // namespace
+
+Packed pack(const PackOptions& options) {
+  require_writable(options.out, options.replace);
+  const std::vector<TextFile> files = find_text_files(options.inputs);
+  // Before its first use: the tokenizers crate keeps its threads.
+  if (options.threads > 0) ::setenv("RAYON_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
+  const Tokenizer tokenizer = Tokenizer::open(options.model);
+  nlohmann::json json = read_tokenizer_json(options.model);
+  const Vocabulary vocabulary = vocabulary_of(json, options.model);
+  TextEncoder encoder(tokenizer, json, options.threads);
+  json = {};
+
+  TokenFileInfo settings;
+  settings.vocabulary_hash = vocabulary.hash;
+  settings.vocabulary_size = vocabulary.size;
+  const TokenIds framed = tokenizer.encode("a");
+  const bool adds_bos = tokenizer.bos() && !framed.empty() && framed.front() == *tokenizer.bos();
+  settings.bos = frame(options.bos, tokenizer.bos(), adds_bos, "bos", options);
+  settings.eos = frame(options.eos, tokenizer.eos(), true, "eos", options);
+
+  Packed packed{settings, files.size(), 0};
+  for (const TextFile& file : files) packed.bytes += file.bytes;
+  TokenFileWriter writer(options.out, options.replace, settings);
+  Progress progress("packing", packed.bytes, "B");
+  Queue queue;
+  std::size_t replaced = 0, empty = 0;
+  std::jthread reader([&] {
+    try {
+      Batcher batcher(queue, encoder.cuts(), options.strip,
+                      batch_bytes_a_thread * static_cast<std::size_t>(encoder.threads()));
+      for (const TextFile& file : files) {
+        bool any = false;
+        replaced += read_documents(
+            file, options.format,
+            [&](std::string_view text) {
+              any = any || !text.empty();
+              batcher.text(text);
+            },
+            [&] { batcher.end_document(); }, [&](std::uint64_t bytes) { batcher.consumed(bytes); });
+        if (!any) ++empty;
+      }
+      batcher.flush();
+      queue.end(nullptr);
+    } catch (const Stopped&) {
+    } catch (...) {
+      queue.end(std::current_exception());
+    }
+  });
+  // However this function is left, the reader must not wait for room forever.
+  const std::unique_ptr<Queue, void (*)(Queue*)> stop(&queue, [](Queue* waiting) { waiting->stop(); });
+
+  for (Batch batch; queue.pop(batch);) {
+    check_interrupted();
+    const std::vector<std::vector<std::uint32_t>> ids = encoder.encode(batch.pieces);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (batch.pieces[i].begins && settings.bos) writer.append(static_cast<std::uint32_t>(*settings.bos));
+      writer.append(ids[i]);
+      if (!batch.pieces[i].ends) continue;
+      if (settings.eos) writer.append(static_cast<std::uint32_t>(*settings.eos));
+      writer.end_document();
+    }
+    progress.advance(batch.consumed);
+  }
+  check_interrupted();
+  if (writer.info().documents == 0) {
+    fail("data", "there is no text in {}; give files that are not empty.",
+         files.size() == 1 ? files[0].path.string() : fmt::format("these {} files", files.size()));
+  }
+  writer.commit();
+  packed.info = writer.info();
+  replaced += encoder.invalid();
+  if (replaced > 0) warn("{} parts of the text were not UTF-8 and became U+FFFD.", replaced);
+  if (empty > 0) warn("{} of {} files hold no text.", empty, files.size());
+  return packed;
+}
+
+}  // namespace tapetune

@@ -1,0 +1,59 @@
+// Text to pack: which files, and their documents, streamed out of plain, gzip and zstd files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tapetune {
+
+struct TextFile {
+  enum class Kind { text, json_lines };
+  enum class Packing { plain, gzip, zstd };
+  std::filesystem::path path;
+  Kind kind = Kind::text;
+  Packing packing = Packing::plain;
+  std::uint64_t bytes = 0;  // on disk
+};
+
+// Files in the order given; those of a folder (with all below it) or a glob in the order of their bytes. All can be
+// opened, none has an unknown extension; in a folder such files are passed over.
+std::vector<TextFile> find_text_files(std::span<const std::string> inputs);
+
+// The bytes of a file, unpacked as they come.
+class TextStream {
+ public:
+  explicit TextStream(const TextFile& file);
+  ~TextStream();
+  TextStream(const TextStream&) = delete;
+  TextStream& operator=(const TextStream&) = delete;
+
+  // Appends the next bytes; false, and nothing, at the end.
+  bool read(std::string& text);
+  std::uint64_t consumed() const;  // bytes of the file so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A line of JSON is held whole, once as it is and once as text.
+constexpr std::uint64_t longest_json_line = std::uint64_t{1} << 30;
+
+struct DocumentFormat {
+  std::string delimiter;     // of .txt; empty: a file is a document
+  std::string key = "text";  // of .jsonl
+};
+
+// What a file holds: `text` is called with some of a document's text, `end` where a document ends. Returns the number
+// of invalid parts of UTF-8 that were replaced on the way, which are those of JSON; other text is given as it is.
+std::size_t read_documents(const TextFile& file, const DocumentFormat& format,
+                           const std::function<void(std::string_view)>& text, const std::function<void()>& end,
+                           const std::function<void(std::uint64_t)>& consumed);
+
+}  // namespace tapetune

@@ -1,0 +1,443 @@
+#include "recipe/recipe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "adapters/adapter.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/nearest.h"
+#include "recipe/schema.h"
+
+namespace tapetune {
+
+using namespace schema;
+
+namespace {
+
+using Kind = YamlNode::Kind;
+
+// Reads the whole recipe before it complains.
+class Reader {
+ public:
+  explicit Reader(std::string_view where) : where_(where) {}
+
+  Recipe read(const std::string& text, std::span<const std::string> words) {
+    const YamlNode root = parse_yaml(text, where_);
+    if (root.kind != Kind::map) {
+      fail("recipe", "{}:{}: a recipe is a map of keys, as \"steps: 1000\", but this is {}.", where_,
+           std::max(root.line, 1), root.kind == Kind::null ? "empty" : shown(root));
+    }
+    for (const YamlNode& node : root.items) take(node.key, node);
+    for (const std::string& each : words) override_with(each);
+    Recipe recipe;
+    apply(recipe);
+    check(recipe);
+    finish();
+    return recipe;
+  }
+
+ private:
+  struct Problem {
+    int line;
+    std::string text;
+  };
+
+  void report(const YamlNode& at, const std::string& text) { problems_.push_back({at.line, text}); }
+
+  void finish() {
+    if (problems_.empty()) return;
+    const auto order = [](int line) { return line == 0 ? std::numeric_limits<int>::max() : line; };
+    std::stable_sort(problems_.begin(), problems_.end(),
+                     [&](const Problem& a, const Problem& b) { return order(a.line) < order(b.line); });
+    std::vector<std::string> lines;
+    for (Problem& problem : problems_) {
+      for (char& c : problem.text) c = c == '\n' || c == '\r' ? ' ' : c;
+      const std::string place = problem.line == 0 ? "command line" : fmt::format("{}:{}", where_, problem.line);
+      lines.push_back(fmt::format("[recipe] {}: {}", place, problem.text));
+    }
+    throw Error(fmt::format("{}", fmt::join(lines, "\n")));
+  }
+
+  // --- a tree becomes entries under full names
+
+  void take(const std::string& name, const YamlNode& node) {
+    if (is_section(name) && node.kind == Kind::map) {
+      for (const YamlNode& child : node.items) take(name + "." + child.key, child);
+      if (name == "model" && node.items.empty()) put(name, node);
+    } else if (name == "adapter" && node.kind == Kind::scalar) {
+      put("adapter.method", node);
+    } else if (name == "schedule" && node.kind == Kind::scalar) {
+      put("schedule.kind", node);
+    } else if (find_field(name) != nullptr || name.starts_with("adapter.")) {
+      put(name, node);  // which keys an adapter has depends on its method
+    } else if (is_section(name)) {
+      if (node.kind == Kind::null) return;
+      report(node, must_be(name, fmt::format("a map of {}", fmt::join(names_in(name), ", ")), node));
+      bad_.insert(name);
+    } else {
+      unknown(name, node);
+    }
+  }
+
+  void put(const std::string& name, const YamlNode& node) {
+    const auto [at, added] = entries_.emplace(name, node);
+    if (added) return;
+    if (node.line == 0) {
+      at->second = node;
+    } else {
+      report(node, fmt::format("{} is given twice; the first is on line {}.", name, at->second.line));
+    }
+  }
+
+  void unknown(const std::string& name, const YamlNode& node) {
+    const std::string section = section_of(name);
+    std::string meant;
+    if (!section.empty() && is_section(section)) {
+      const std::vector<std::string_view> known = names_in(section);
+      meant = nearest(last_of(name), known);
+      report(node, fmt::format("unknown key \"{}\"; {} takes {}{}.", shortened(name), section, fmt::join(known, ", "),
+                               meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+      return;
+    }
+    for (const Field& field : fields()) {
+      if (meant.empty() && last_of(field.key.name) == name) meant = field.key.name;
+    }
+    if (meant.empty()) meant = nearest(name, names_in(""));
+    report(node, fmt::format("unknown key \"{}\"{}.", shortened(name),
+                             meant.empty() ? "; \"tapetune recipes keys\" lists all"
+                                           : fmt::format(" (did you mean {}?)", meant)));
+  }
+
+  void override_with(const std::string& given) {
+    const std::size_t equals = given.find('=');
+    YamlNode node;
+    if (equals == std::string::npos || equals == 0) {
+      return report(node,
+                    fmt::format("\"{}\" is no setting; write key=value, for example steps=100.", shortened(given)));
+    }
+    const std::string name = given.substr(0, equals), value = given.substr(equals + 1);
+    if (value.starts_with('[') || value.starts_with('{')) {
+      try {
+        node = parse_yaml(value, name);
+      } catch (const Error&) {
+        return report(YamlNode{}, fmt::format("{} is not YAML: {}", name, shortened(value)));
+      }
+      forget_lines(node);
+    } else if (value != "null" && value != "~") {
+      node.kind = Kind::scalar;
+      node.text = value;
+    }
+    // A section, or what stands in its place, replaces all of it; a kind of schedule is no more than that.
+    if (is_section(name) && (name != "schedule" || node.kind != Kind::scalar)) {
+      std::erase_if(entries_,
+                    [&](const auto& entry) { return entry.first == name || section_of(entry.first) == name; });
+    }
+    if (const std::string section = section_of(name); find_field(section) != nullptr) entries_.erase(section);
+    if (node.kind == Kind::null && (find_field(name) != nullptr || is_section(name))) {
+      entries_.erase(name);
+    } else {
+      take(name, node);
+    }
+  }
+
+  static void forget_lines(YamlNode& node) {
+    node.line = 0;
+    for (YamlNode& item : node.items) forget_lines(item);
+  }
+
+  // --- entries become a recipe
+
+  void apply(Recipe& recipe) {
+    const bool from_scratch =
+        std::any_of(entries_.begin(), entries_.end(), [](const auto& e) { return e.first.starts_with("model."); });
+    if (from_scratch) random_model(recipe);
+    if (const auto folder = entries_.find("model"); from_scratch && folder != entries_.end()) {
+      wrong("model", folder->second, "model is a folder and a map of keys at once; leave one of them out.");
+      entries_.erase(folder);
+    }
+    choose_method(recipe);
+    for (const Field& field : fields()) {
+      const std::string& name = field.key.name;
+      const auto found = entries_.find(name);
+      const bool of_model = section_of(name) == "model";
+      if (found == entries_.end()) {
+        if (field.needed && !(name == "model" && from_scratch) && !(of_model && !from_scratch)) missing(field);
+        continue;
+      }
+      const YamlNode& node = found->second;
+      if (node.kind == Kind::null) {
+        if (field.optional || bad_.contains(name)) continue;
+        wrong(name, node, fmt::format("{} has no value; give one, or leave the key out.", name));
+      } else if (!has_place(recipe, field, node)) {
+        bad_.insert(name);
+      } else {
+        field.set(recipe, node, [&](const YamlNode& at, const std::string& text) { wrong(name, at, text); });
+      }
+    }
+    unknown_settings(recipe);
+  }
+
+  void wrong(const std::string& name, const YamlNode& at, const std::string& text) {
+    report(at, text);
+    bad_.insert(name);
+  }
+
+  void missing(const Field& field) {
+    YamlNode first;
+    first.line = 1;
+    wrong(field.key.name, first, fmt::format("{} is missing: {}.", field.key.name, field.key.help));
+  }
+
+  void choose_method(Recipe& recipe) {
+    const auto found = entries_.find("adapter.method");
+    std::string name = "full";
+    YamlNode at;
+    at.line = 1;
+    if (found != entries_.end()) {
+      at = found->second;
+      if (at.kind != Kind::scalar) return wrong("adapter.method", at, must_be("adapter.method", "a word", at));
+      name = at.text;
+    } else if (bad_.contains("adapter")) {
+      bad_.insert("adapter.method");
+      return;
+    } else if (!recipe.init) {
+      return wrong("adapter.method", at, "adapter is missing: say what trains, as \"adapter: {method: tape}\".");
+    }
+    try {
+      recipe.method = parse_method(name, {});
+    } catch (const Error& error) {
+      return wrong("adapter.method", at, bare(error));
+    }
+    if (name == "none") wrong("adapter.method", at, "method none trains nothing; take another.");
+  }
+
+  // Whether the method has such a setting; says so where it has not.
+  bool has_place(const Recipe& recipe, const Field& field, const YamlNode& node) {
+    const std::string& name = field.key.name;
+    const std::string setting(last_of(name));
+    if (name == "adapter.method" || recipe_name(setting) != name || bad_.contains("adapter.method")) return true;
+    if (takes(recipe.method.method, setting)) return true;
+    if (name == "train_also") {
+      if (node.kind == Kind::list && node.items.empty()) return true;
+      report(node, fmt::format("train_also: method {} trains everything already; leave it out.", recipe.method.method));
+    } else {
+      no_setting(recipe, setting, node);
+    }
+    return false;
+  }
+
+  // What the adapter of this method takes.
+  void no_setting(const Recipe& recipe, const std::string& setting, const YamlNode& node) {
+    const std::string elsewhere = recipe_name(setting);
+    if (!elsewhere.starts_with("adapter.")) {
+      return report(node, fmt::format("adapter.{0} stands outside of adapter: write {1}.", setting, elsewhere));
+    }
+    std::vector<std::string_view> own;
+    const bool any = bad_.contains("adapter.method");
+    for (const std::string_view name : names_in("adapter")) {
+      if (name == "method" || any || takes(recipe.method.method, name)) own.push_back(name);
+    }
+    const std::string who = any ? "an adapter" : "method " + recipe.method.method;
+    report(node, fmt::format("{} has no setting \"{}\"; it takes {}{}.", who, shortened(setting), fmt::join(own, ", "),
+                             hint(setting, own)));
+  }
+
+  void unknown_settings(const Recipe& recipe) {
+    for (const auto& [name, node] : entries_) {
+      if (find_field(name) == nullptr) no_setting(recipe, name.substr(std::string_view("adapter.").size()), node);
+    }
+  }
+
+  // --- what cannot be together
+
+  // Each was read and is right by itself.
+  bool fine(std::initializer_list<std::string_view> names) const {
+    return std::none_of(names.begin(), names.end(), [&](std::string_view name) {
+      return bad_.contains(std::string(name)) || bad_.contains(section_of(name));
+    });
+  }
+
+  // The first of these that was given.
+  YamlNode at(std::initializer_list<std::string_view> names) const {
+    for (const std::string_view name : names) {
+      if (const auto found = entries_.find(std::string(name)); found != entries_.end()) return found->second;
+    }
+    YamlNode first;
+    first.line = 1;
+    return first;
+  }
+
+  void check(Recipe& recipe) {
+    if (fine({"batch", "micro_batch"}) && recipe.batch % recipe.micro_batch != 0) {
+      report(at({"micro_batch", "batch"}),
+             fmt::format("micro_batch {} does not divide batch {}; take a divisor.", recipe.micro_batch, recipe.batch));
+    }
+    check_schedule(recipe);
+    if (fine({"eval_every", "held_out"}) && recipe.eval_every > 0 && recipe.held_out == 0) {
+      report(at({"eval_every"}), "eval_every asks for evaluations, but held_out keeps no data for them; set held_out.");
+    }
+    if (fine({"adapter.method"})) check_method(recipe);
+    if (recipe.init) check_random(recipe);
+  }
+
+  void check_schedule(const Recipe& recipe) {
+    const auto& [kind, warmup, min_lr] = recipe.schedule;
+    if (!fine({"schedule.kind"})) return;
+    if (fine({"schedule.warmup", "steps"}) && kind != "constant" && warmup >= recipe.steps) {
+      report(at({"schedule.warmup", "steps"}),
+             fmt::format("schedule.warmup {} leaves nothing of {} steps for the {} schedule; shorten it.", warmup,
+                         recipe.steps, kind));
+    }
+    if (!fine({"schedule.min_lr", "optimizer.lr"})) return;
+    if (kind == "constant" && min_lr > 0) {
+      report(at({"schedule.min_lr"}), "schedule.min_lr has no use in a constant schedule; leave it out.");
+    } else if (min_lr > recipe.optimizer.lr) {
+      report(at({"schedule.min_lr"}),
+             fmt::format("schedule.min_lr {} is above optimizer.lr {}; lower it.", min_lr, recipe.optimizer.lr));
+    }
+  }
+
+  void check_method(Recipe& recipe) {
+    MethodOptions& options = recipe.method;
+    if (fine({"positions.scaling", "positions.factor"})) {
+      if (options.factor && !options.scaling) options.scaling = RopeType::linear;
+      const bool none = !options.scaling || *options.scaling == RopeType::standard;
+      if (none && options.factor) {
+        report(at({"positions.factor"}), "positions.scaling none takes no factor; leave one of them out.");
+      } else if (!none && !options.factor) {
+        report(at({"positions.scaling"}),
+               fmt::format("positions.scaling {} needs a factor; add factor: 2 for twice the context.",
+                           rope_type_name(*options.scaling)));
+      }
+    }
+    const Method& method = find_method(options.method);
+    if (method.check != nullptr && fine({"adapter.rank"})) {
+      try {
+        method.check(options);
+      } catch (const Error& error) {
+        const std::string text = bare(error);
+        report(at({"adapter.rank", "adapter.method"}), (text.starts_with("rank ") ? "adapter." : "") + text);
+      }
+    }
+    if (options.method == "longlora" && fine({"adapter.group", "context"})) {
+      // As the method does it: a third of the context is written as 0.333333.
+      const double group = options.group < 1 ? options.group * static_cast<double>(recipe.context) : options.group;
+      const double size = std::round(group);
+      if (std::abs(size - group) > 1e-5 * group || size < 2 || std::fmod(size, 2) != 0 ||
+          std::fmod(static_cast<double>(recipe.context), size) != 0) {
+        report(at({"adapter.group", "context"}),
+               fmt::format("adapter.group makes groups of {:g} tokens, which do not fit context {}: a group must be "
+                           "even and divide it.",
+                           group, recipe.context));
+      }
+    }
+  }
+
+  void check_random(Recipe& recipe) {
+    RandomModel& model = *recipe.init;
+    if (!fine({"model.hidden", "model.heads", "model.kv_heads", "model.head_dim"})) return;
+    if (model.kv_heads == 0) model.kv_heads = model.heads;
+    if (model.heads % model.kv_heads != 0) {
+      report(at({"model.kv_heads"}),
+             fmt::format("model.kv_heads {} does not divide model.heads {}.", model.kv_heads, model.heads));
+    }
+    if (model.head_dim == 0 && model.hidden % model.heads != 0) {
+      report(at({"model.heads"}), fmt::format("model.heads {} does not divide model.hidden {}; set model.head_dim.",
+                                              model.heads, model.hidden));
+      return;
+    }
+    if (model.head_dim == 0) model.head_dim = model.hidden / model.heads;
+    if (model.head_dim % 2 != 0) {
+      report(at({"model.head_dim", "model.heads"}),
+             fmt::format("a head is {} wide, but rotary positions need an even number.", model.head_dim));
+    }
+    if (recipe.method.method == "longlora" && model.heads % 2 != 0) {
+      report(at({"model.heads"}), fmt::format("longlora shifts half of the heads, but there are {}.", model.heads));
+    }
+  }
+
+  std::string where_;
+  std::map<std::string, YamlNode> entries_;
+  std::set<std::string> bad_;  // keys whose values cannot be relied on
+  std::vector<Problem> problems_;
+};
+
+}  // namespace
+
+std::span<const RecipeKey> recipe_keys() {
+  static const std::vector<RecipeKey> keys = [] {
+    std::vector<RecipeKey> all;
+    for (const Field& field : fields()) {
+      all.push_back(field.key);
+    }
+    return all;
+  }();
+  return keys;
+}
+
+Recipe parse_recipe(const std::string& text, std::string_view where, std::span<const std::string> words) {
+  return Reader(where).read(text, words);
+}
+
+Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> words) {
+  constexpr std::uintmax_t most = 1 << 20;
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) fail("recipe", "{}: a folder; give a YAML file.", file.string());
+  if (const std::uintmax_t size = std::filesystem::file_size(file, error); !error && size > most) {
+    fail("recipe", "{}: {} bytes are too many for a recipe; give a YAML file.", file.string(), size);
+  }
+  return parse_recipe(read_text(file), file.string(), words);
+}
+
+std::string recipe_yaml(const Recipe& recipe, std::span<const std::string> comments) {
+  Recipe copy = recipe;
+  std::string text, section;
+  for (const std::string& comment : comments) text += "# " + comment + "\n";
+  for (const Field& field : fields()) {
+    const std::string value = field.get(copy);
+    if (value.empty()) continue;
+    const std::string own = section_of(field.key.name);
+    if (!own.empty() && own != section) text += own + ":\n";
+    section = own;
+    text += fmt::format("{}{}: {}\n", own.empty() ? "" : "  ", last_of(field.key.name), value);
+  }
+  return text;
+}
+
+std::vector<RecipeDifference> differences(const Recipe& before, const Recipe& after) {
+  std::vector<RecipeDifference> list;
+  Recipe first = before, second = after;
+  // Without an end to steer for, more steps go on where fewer ended.
+  const bool endless = before.schedule.kind == "constant" && after.schedule.kind == "constant";
+  for (const Field& field : fields()) {
+    const std::string a = field.get(first), b = field.get(second);
+    if (a == b) continue;
+    const bool decides = field.key.decides && !(endless && field.key.name == "steps");
+    list.push_back({field.key.name, a.empty() ? "nothing" : a, b.empty() ? "nothing" : b, decides});
+  }
+  return list;
+}
+
+ModelConfig random_model_config(const Recipe& recipe) {
+  const RandomModel& model = recipe.init.value();
+  ModelConfig config;
+  config.vocab_size = model.vocab;
+  config.hidden_size = model.hidden;
+  config.intermediate_size = model.ffn;
+  config.layers = model.layers;
+  config.heads = model.heads;
+  config.kv_heads = model.kv_heads;
+  config.head_dim = model.head_dim;
+  config.rms_norm_eps = model.norm_eps;
+  config.tied_embeddings = model.tied;
+  // The method's scaling stretches the context to the recipe's.
+  config.context =
+      static_cast<std::int64_t>(std::ceil(static_cast<double>(recipe.context) / recipe.method.factor.value_or(1.0)));
+  return config;
+}
+
+}  // namespace tapetune

@@ -1,0 +1,108 @@
+#include "train/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/file.h"
+
+namespace tapetune {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view step_prefix = "step-";
+
+std::string step_name(std::int64_t step) { return fmt::format("{}{:08}", step_prefix, step); }
+
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(step_prefix)) return std::nullopt;
+  std::int64_t step = 0;
+  const char *begin = name.data() + step_prefix.size(), *end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(begin, end, step);
+  return error == std::errc() && rest == end ? std::optional(step) : std::nullopt;
+}
+
+void require_same(const Recipe& before, const Recipe& now, const fs::path& run) {
+  std::string keys;
+  for (const RecipeDifference& d : differences(before, now)) {
+    if (d.decides) keys += fmt::format("{}{} ({} there, {} now)", keys.empty() ? "" : ", ", d.key, d.before, d.after);
+  }
+  if (keys.empty()) return;
+  fail("train",
+       "{}: holds a run of another recipe, which differs in {}; choose another run folder, or remove this one.",
+       run.string(), keys);
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comments) : path_(recipe.run) {
+  std::error_code status;
+  fs::create_directories(path_ / "checkpoints", status);
+  if (status) fail("train", "{}: cannot be made: {}; choose another run folder.", path_.string(), status.message());
+  const fs::path lock = path_ / "lock";
+  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock_ < 0) {
+    fail("train", "{}: cannot be written: {}; choose another run folder.", lock.string(), std::strerror(errno));
+  }
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    ::close(lock_);
+    fail("train", "{}: another process trains in this run folder; wait for it or choose another.", path_.string());
+  }
+  // Who it is, for people and for tools that want to stop it.
+  const std::string number = fmt::format("{}\n", ::getpid());
+  if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, number.data(), number.size(), 0) < 0) {
+    ::close(lock_);
+    fail("train", "{}: cannot be written: {}; choose another run folder.", lock.string(), std::strerror(errno));
+  }
+  try {
+    const fs::path file = path_ / "recipe.yaml";
+    if (fs::exists(file, status)) {
+      require_same(read_recipe(file), recipe, path_);
+    }
+    WholeFile out(file, true);
+    out.write(recipe_yaml(recipe, comments));
+    out.commit();
+    // Nobody else is here, so what is half-written was left by a run that was killed.
+    for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
+      if (!step_of(entry.path().filename().string())) fs::remove_all(entry.path(), status);
+    }
+  } catch (...) {
+    ::close(lock_);
+    throw;
+  }
+}
+
+RunFolder::~RunFolder() { ::close(lock_); }
+
+std::vector<RunFolder::Saved> RunFolder::all() const {
+  std::vector<Saved> found;
+  for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
+    if (const auto step = step_of(entry.path().filename().string())) found.push_back({*step, entry.path()});
+  }
+  std::sort(found.begin(), found.end(), [](const Saved& a, const Saved& b) { return a.step < b.step; });
+  return found;
+}
+
+std::optional<RunFolder::Saved> RunFolder::latest() const {
+  const std::vector<Saved> found = all();
+  return found.empty() ? std::nullopt : std::optional(found.back());
+}
+
+void RunFolder::save(std::int64_t step, std::int64_t keep, const std::function<void(const fs::path&)>& write) const {
+  StagedFolder staged(path_ / "checkpoints" / step_name(step), /*replace=*/true);
+  write(staged.path());
+  staged.commit();
+  const std::vector<Saved> found = all();
+  std::error_code ignored;
+  for (std::size_t i = 0; i + static_cast<std::size_t>(std::max<std::int64_t>(1, keep)) < found.size(); ++i) {
+    fs::remove_all(found[i].folder, ignored);
+  }
+}
+
+}  // namespace tapetune

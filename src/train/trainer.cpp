@@ -1,0 +1,374 @@
+#include "train/trainer.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "adapters/peft.h"
+#include "checkpoint/dtype.h"
+#include "checkpoint/writer.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "core/progress.h"
+#include "core/signals.h"
+#include "data/batches.h"
+#include "model/loss.h"
+#include "train/adamw.h"
+#include "train/events.h"
+#include "train/run_folder.h"
+#include "train/schedule.h"
+
+namespace tapetune {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double peak_megabytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1000;
+}
+
+// Whatever a step draws depends on the recipe's seed and its place in the run, on nothing else.
+std::uint64_t seed_of(std::uint64_t seed, std::int64_t step, std::int64_t sequence) {
+  std::uint64_t x = seed * 0x9E3779B97F4A7C15U + static_cast<std::uint64_t>(step) * 0xBF58476D1CE4E5B9U +
+                    static_cast<std::uint64_t>(sequence) * 0x94D049BB133111EBU;
+  x = (x ^ (x >> 31)) * 0xD6E8FEB86659FD93U;
+  return x ^ (x >> 32);
+}
+
+struct Base {
+  ModelConfig config;
+  LlamaWeights weights;
+  at::ScalarType dtype;
+  std::string path;
+};
+
+// A matrix of its own start for every name, whatever the order in which they are made.
+LlamaWeights random_start(const ModelConfig& config, std::uint64_t seed) {
+  at::manual_seed(seed);
+  const std::int64_t h = config.hidden_size, f = config.intermediate_size, q = config.heads * config.head_dim,
+                     k = config.kv_heads * config.head_dim;
+  const auto matrix = [](std::int64_t out, std::int64_t in) { return Linear{at::randn({out, in}) * 0.02, {}}; };
+  LlamaWeights w;
+  w.embedding = matrix(config.vocab_size, h).weight;
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    w.layers.push_back({at::ones({h}), matrix(q, h), matrix(k, h), matrix(k, h), matrix(h, q), at::ones({h}),
+                        matrix(f, h), matrix(f, h), matrix(h, f)});
+  }
+  w.norm = at::ones({h});
+  w.head = config.tied_embeddings ? Linear{w.embedding, {}} : matrix(config.vocab_size, h);
+  return w;
+}
+
+at::ScalarType dtype_of(const Recipe& recipe, at::ScalarType otherwise) {
+  return recipe.dtype == "auto" ? otherwise : dtype_from_word(recipe.dtype).value();
+}
+
+Base open_base(const Recipe& recipe) {
+  if (recipe.init) {
+    const ModelConfig config = random_model_config(recipe);
+    return {config, random_start(config, recipe.seed), dtype_of(recipe, at::kFloat), ""};
+  }
+  const Checkpoint checkpoint = Checkpoint::open(recipe.model);
+  return {checkpoint.config(), map_weights(checkpoint), dtype_of(recipe, default_dtype(checkpoint)), recipe.model};
+}
+
+Batches open_data(const Recipe& recipe, const Base& base) {
+  const fs::path folder = recipe.init ? fs::path(recipe.init->tokenizer) : fs::path(recipe.model);
+  std::error_code status;
+  const bool known = !folder.empty() && fs::exists(folder / "tokenizer.json", status);
+  const std::optional<Vocabulary> vocabulary = known ? std::optional(read_vocabulary(folder)) : std::nullopt;
+  std::vector<DataFile> files;
+  for (const DataSource& source : recipe.data) {
+    TokenFile file = fs::path(source.path).extension() == ".bin"
+                         ? TokenFile::open_raw(source.path, base.config.vocab_size)
+                         : TokenFile::open(source.path);
+    if (vocabulary) file.require_vocabulary(*vocabulary);
+    if (file.info().vocabulary_size > base.config.vocab_size && !file.info().raw && !vocabulary) {
+      fail("train", "{}: has a vocabulary of {} tokens, but the model has {}; pack it with the model's tokenizer.",
+           source.path, file.info().vocabulary_size, base.config.vocab_size);
+    }
+    files.push_back({std::move(file), recipe.data.size() > 1 ? std::optional(source.weight) : std::nullopt});
+  }
+  BatchSettings settings;
+  settings.context = recipe.context;
+  settings.seed = recipe.seed;
+  settings.held_out = recipe.held_out;
+  return {std::move(files), settings};
+}
+
+at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(rows.size());
+  for (const TokenIds& row : rows) tensors.push_back(at::tensor(row, at::kLong));
+  return at::stack(tensors);  // [R, context + 1]
+}
+
+// The name of the first tensor that is not all numbers: what trains, the base, then gradients.
+std::string first_bad(const std::vector<Parameter>& parameters, const LlamaWeights& base) {
+  const auto bad = [](const at::Tensor& t) { return t.defined() && !at::isfinite(t).all().item<bool>(); };
+  for (const Parameter& p : parameters) {
+    if (bad(p.value)) return p.name;
+  }
+  if (bad(base.embedding)) return "model.embed_tokens.weight";
+  for (std::size_t i = 0; i < base.layers.size(); ++i) {
+    const LayerWeights& w = base.layers[i];
+    const std::pair<Projection, const Linear*> linears[] = {
+        {Projection::q, &w.q},       {Projection::k, &w.k},   {Projection::v, &w.v},      {Projection::o, &w.o},
+        {Projection::gate, &w.gate}, {Projection::up, &w.up}, {Projection::down, &w.down}};
+    for (const auto& [which, linear] : linears) {
+      if (bad(linear->weight)) return module_name(static_cast<std::int64_t>(i), which) + ".weight";
+    }
+    if (bad(w.input_norm)) return fmt::format("model.layers.{}.input_layernorm.weight", i);
+    if (bad(w.post_attention_norm)) return fmt::format("model.layers.{}.post_attention_layernorm.weight", i);
+  }
+  if (bad(base.norm)) return "model.norm.weight";
+  if (bad(base.head.weight)) return "lm_head.weight";
+  for (const Parameter& p : parameters) {
+    if (bad(p.value.grad())) return "the gradient of " + p.name;
+  }
+  return "the loss";
+}
+
+// metrics.jsonl: a line a step. What a run that was cut off wrote after its last checkpoint is taken away first.
+class Metrics {
+ public:
+  Metrics(const fs::path& path, std::int64_t keep_bytes) : path_(path) {
+    std::error_code status;
+    if (fs::exists(path, status)) fs::resize_file(path, static_cast<std::uintmax_t>(keep_bytes), status);
+    file_ = std::fopen(path.c_str(), "ab");
+    if (status || file_ == nullptr) fail("train", "{}: cannot be written; check the run folder.", path.string());
+    bytes_ = keep_bytes;
+  }
+  ~Metrics() { std::fclose(file_); }
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  void line(const Json& json) {
+    const std::string text = json.dump() + "\n";
+    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
+      fail("train", "{}: cannot be written; is the disk full?", path_.string());
+    }
+    bytes_ += static_cast<std::int64_t>(text.size());
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  fs::path path_;
+  std::FILE* file_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// Says when a loss stands out from those before it.
+class SpikeWatch {
+ public:
+  void see(std::int64_t step, double loss) {
+    if (count_ >= 20 && loss > mean_ + 6 * std::sqrt(variance_) + 0.1) {
+      warn("step {}: the loss of {:.3f} stands out from the {:.3f} before it", step, loss, mean_);
+    }
+    const double weight = count_ < 20 ? 1.0 / static_cast<double>(count_ + 1) : 0.05, away = loss - mean_;
+    mean_ += weight * away;
+    variance_ = (1 - weight) * (variance_ + weight * away * away);
+    ++count_;
+  }
+
+ private:
+  double mean_ = 0, variance_ = 0;
+  std::int64_t count_ = 0;
+};
+
+class Trainer {
+ public:
+  Trainer(const Recipe& recipe, const std::string& version)
+      : recipe_(recipe),
+        base_(open_base(recipe)),
+        batches_(open_data(recipe, base_)),
+        adapted_(start()),
+        optimizer_(adapted_.parameters, {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps,
+                                         recipe.optimizer.weight_decay}),
+        run_(recipe, {fmt::format("tapetune {}", version), fmt::format("base: {}", base_.path)}) {
+    for (const std::string& note : adapted_.notes) warn("{}", note);
+    if (adapted_.parameters.empty()) fail("train", "method {} trains nothing; choose another.", recipe.method.method);
+    schedule_.kind = recipe.schedule.kind == "cosine"   ? ScheduleKind::cosine
+                     : recipe.schedule.kind == "linear" ? ScheduleKind::linear
+                                                        : ScheduleKind::constant;
+    schedule_.peak = recipe.optimizer.lr;
+    schedule_.least = recipe.schedule.min_lr;
+    schedule_.warmup = recipe.schedule.warmup;
+    schedule_.steps = recipe.steps;
+  }
+
+  TrainResult run() {
+    resume();
+    TrainResult result;
+    result.first_step = step_;
+    Metrics metrics(run_.path() / "metrics.jsonl", metrics_bytes_);
+    EventFile events(run_.path() / fmt::format("events.out.tfevents.{}.tapetune", recipe_.seed));
+    const std::int64_t tokens = recipe_.batch * recipe_.context;
+    Progress progress("train", static_cast<std::uint64_t>((recipe_.steps - step_) * tokens), "tokens");
+    std::int64_t saved = step_;
+    const auto save_now = [&] {
+      metrics_bytes_ = metrics.bytes();
+      save();
+      saved = step_;
+    };
+    try {
+      while (step_ < recipe_.steps) {
+        const double begin = now();
+        const double rate = schedule_.rate(step_);
+        loss_ = gradients();
+        const double norm = guarded_norm();
+        optimizer_.step(rate);
+        ++step_;
+        const double seconds = now() - begin;
+        spikes_.see(step_, loss_);
+        if (step_ % recipe_.log_every == 0 || step_ == recipe_.steps) {
+          metrics.line({{"step", step_},
+                        {"loss", loss_},
+                        {"lr", rate},
+                        {"grad_norm", norm},
+                        {"tokens", step_ * tokens},
+                        {"tokens_per_s", static_cast<double>(tokens) / seconds},
+                        {"peak_mb", peak_megabytes()}});
+          events.scalar("loss", step_, loss_);
+          events.scalar("lr", step_, rate);
+          events.scalar("grad_norm", step_, norm);
+          events.scalar("tokens_per_s", step_, static_cast<double>(tokens) / seconds);
+        }
+        if (recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps)) {
+          const double held_out = evaluate();
+          metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
+          events.scalar("eval_loss", step_, held_out);
+        }
+        events.flush();
+        progress.advance(static_cast<std::uint64_t>(tokens), fmt::format("step {} loss {:.4f}", step_, loss_));
+        check_interrupted();
+        if (recipe_.save_every > 0 && step_ % recipe_.save_every == 0 && step_ < recipe_.steps) {
+          try {
+            save_now();
+          } catch (const Error& error) {
+            // A full disk may have room again later; what is on it stays whole.
+            warn("step {}: {} The run goes on; its last checkpoint is of step {}.", step_, error.what(), saved);
+          }
+        }
+      }
+    } catch (const Interrupted&) {
+      // A step that was not finished changed no parameter.
+      if (step_ > saved || step_ == 0) save_now();
+      throw Interrupted(fmt::format("interrupted; saved at step {} of {}, the same command goes on from there", step_,
+                                    recipe_.steps));
+    }
+    save_now();
+    save_adapter(adapted_, run_.path() / "adapter", base_.path, /*replace=*/true);
+    result.steps = step_;
+    result.loss = loss_;
+    result.adapter = (run_.path() / "adapter").string();
+    return result;
+  }
+
+ private:
+  AdaptedModel start() const {
+    if (recipe_.init_from.empty()) return adapt(base_.config, base_.weights, recipe_.method, base_.dtype, recipe_.seed);
+    AdaptedModel adapted = adapt(base_.config, base_.weights, recipe_.method, base_.dtype, recipe_.seed);
+    restore_parameters(adapted, base_.weights, recipe_.init_from);
+    return adapted;
+  }
+
+  // The mean loss of a step's sequences; their gradients weigh by their tokens, whatever the micro-batch.
+  double gradients() {
+    for (const Parameter& p : adapted_.parameters) p.value.mutable_grad().reset();
+    const auto tokens = static_cast<double>(recipe_.batch * recipe_.context);
+    double sum = 0;
+    for (std::int64_t begin = 0; begin < recipe_.batch; begin += recipe_.micro_batch) {
+      std::vector<TokenIds> rows;
+      for (std::int64_t r = 0; r < recipe_.micro_batch; ++r) {
+        rows.push_back(batches_.window(step_ * recipe_.batch + begin + r));
+      }
+      const at::Tensor all = as_tensor(rows);
+      ForwardInput in;
+      in.tokens = all.narrow(1, 0, recipe_.context);
+      in.training = Training{recipe_.checkpointing, seed_of(recipe_.seed, step_, begin)};
+      const at::Tensor hidden = adapted_.model.forward(in).last.flatten(0, 1);  // [R N, hidden]
+      const at::Tensor loss =
+          loss_sum(adapted_.model, hidden, all.narrow(1, 1, recipe_.context).flatten(), in.training) / tokens;
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    return sum;
+  }
+
+  double guarded_norm() {
+    const double norm = optimizer_.clip(recipe_.optimizer.clip);
+    if (std::isfinite(loss_) && std::isfinite(norm)) return norm;
+    const auto last = run_.latest();
+    fail("train", "step {}: {} is not a number any more; the last good checkpoint is {}. Try a smaller optimizer.lr.",
+         step_ + 1, first_bad(adapted_.parameters, base_.weights), last ? last->folder.string() : "none yet");
+  }
+
+  double evaluate() const {
+    const c10::NoGradGuard evaluation;
+    const std::int64_t all = batches_.held_out();
+    const std::int64_t count = recipe_.eval_windows > 0 ? std::min(recipe_.eval_windows, all) : all;
+    double sum = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const at::Tensor row = as_tensor({batches_.held_out_window(i)});
+      ForwardInput in;
+      in.tokens = row.narrow(1, 0, recipe_.context);
+      const at::Tensor hidden = adapted_.model.forward(in).last[0];
+      sum += token_losses(adapted_.model, hidden, row[0].narrow(0, 1, recipe_.context)).mean().item<double>();
+    }
+    return sum / static_cast<double>(std::max<std::int64_t>(1, count));
+  }
+
+  void save() {
+    run_.save(step_, recipe_.keep, [&](const fs::path& folder) {
+      write_adapter_files(adapted_, folder, base_.path);
+      save_safetensors(folder / "optimizer.safetensors", optimizer_.state(), false);
+      OutputFile state(folder / "state.json");
+      batches_.skip(step_ * recipe_.batch - batches_.position());
+      state.write(Json{{"step", step_}, {"metrics_bytes", metrics_bytes_}, {"data", batches_.state()}}.dump(2) + "\n");
+      state.finish();
+    });
+  }
+
+  void resume() {
+    const auto last = run_.latest();
+    if (!last) return;
+    restore_parameters(adapted_, base_.weights, last->folder);
+    StoredTensors stored;
+    map_safetensors(last->folder / "optimizer.safetensors", stored);
+    std::map<std::string, at::Tensor> state;
+    for (const auto& [name, tensor] : stored) state[name] = tensor_from(tensor);
+    optimizer_.restore(state);
+    const fs::path file = last->folder / "state.json";
+    const Json json = parse_json(read_text(file), "train", file.string());
+    step_ = json.at("step").get<std::int64_t>();
+    metrics_bytes_ = json.at("metrics_bytes").get<std::int64_t>();
+    batches_.restore(json.at("data"));
+  }
+
+  Recipe recipe_;
+  Base base_;
+  Batches batches_;
+  AdaptedModel adapted_;
+  AdamW optimizer_;
+  RunFolder run_;
+  Schedule schedule_;
+  SpikeWatch spikes_;
+  std::int64_t step_ = 0;
+  std::int64_t metrics_bytes_ = 0;
+  double loss_ = 0;
+};
+
+}  // namespace
+
+TrainResult train(const Recipe& recipe, const std::string& version) { return Trainer(recipe, version).run(); }
+
+}  // namespace tapetune

@@ -1,0 +1,278 @@
+// The loop: the reference's trajectories, runs that are cut off at any place, and what a run folder refuses.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include "adapters/adapter.h"
+#include "catch.h"
+#include "checkpoint/writer.h"
+#include "core/json.h"
+#include "data/token_file.h"
+#include "model/loss.h"
+#include "support.h"
+#include "train/adamw.h"
+#include "train/schedule.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A tiny model, a token file and a recipe that trains on it in a second.
+struct Run {
+  explicit Run(const std::string& adapter = "{method: lora, rank: 2}", const std::string& more = "") {
+    TokenFileInfo info;
+    info.vocabulary_hash = read_vocabulary(model.folder / "m").hash;
+    info.vocabulary_size = 61;
+    TokenFileWriter writer(data(), false, info);
+    std::mt19937 random(4);
+    std::uint32_t token = 3;
+    for (int i = 0; i < 6000; ++i) {
+      token = (token * 5 + random() % 3) % 58 + 3;  // a text with something to learn
+      writer.append(token);
+      if (i % 500 == 499) writer.end_document();
+    }
+    writer.commit();
+    write_file(recipe(), fmt::format("model: {}\ndata: {}\nrun: {}\ncontext: 32\nadapter: {}\n{}steps: 12\nbatch: 4\n"
+                                     "optimizer: {{lr: 1.0e-2}}\nsave_every: 3\nseed: 5\ndtype: f32\n",
+                                     model.path(), data(), folder(), adapter, more));
+  }
+  std::string data() const { return (model.folder / "data.tokens").string(); }
+  std::string recipe() const { return (model.folder / "recipe.yaml").string(); }
+  std::string folder(const std::string& name = "run") const { return (model.folder / name).string(); }
+  RunResult train(std::vector<std::string> words = {}) const {
+    words.insert(words.begin(), {"train", recipe(), "--threads", "1"});
+    return run(words);
+  }
+  TinyModel model;
+};
+
+// What must be the same in every run: everything but times and memory.
+std::vector<Json> metrics(const std::string& folder) {
+  std::vector<Json> lines;
+  const std::string text = read_file(fs::path(folder) / "metrics.jsonl");
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = text.find('\n', begin);
+    Json line = Json::parse(text.substr(begin, end - begin));
+    line.erase("tokens_per_s");
+    line.erase("peak_mb");
+    lines.push_back(line);
+    begin = end + 1;
+  }
+  return lines;
+}
+
+std::string result(const std::string& folder) {
+  return read_file(fs::path(folder) / "adapter" / "adapter_model.safetensors");
+}
+
+}  // namespace
+
+TEST_CASE("training: five steps of LongLoRA and TAPE follow the reference") {
+  const auto base = shared("data/stories260K");
+  for (const std::string method : {"tape", "longlora"}) {
+    const auto file = shared("golden/trajectories/" + method + ".safetensors");
+    if (file.empty() || base.empty()) return;
+    const Checkpoint checkpoint = Checkpoint::open(base);
+    const auto golden = load_tensors(file);
+    for (const std::string warmup : {"", "_warmup20"}) {
+      const std::vector<std::string> words{"train_also=embeddings,norms", "scaling=linear", "factor=4"};
+      const AdaptedModel adapted =
+          adapt(checkpoint.config(), map_weights(checkpoint), parse_method(method, words), at::kFloat);
+      {
+        const c10::NoGradGuard setting;
+        for (const Parameter& p : adapted.parameters) p.value.copy_(golden.at("init." + p.name));
+      }
+      AdamW optimizer(adapted.parameters, {});
+      Schedule schedule;
+      schedule.peak = 1e-3;
+      schedule.warmup = warmup.empty() ? 0 : 20;
+      for (std::int64_t step = 0; step < 5; ++step) {
+        INFO(method << warmup << ", step " << step);
+        for (const Parameter& p : adapted.parameters) p.value.mutable_grad().reset();
+        const at::Tensor batch = golden.at("batches")[step].to(at::kLong);
+        ForwardInput in;
+        in.tokens = batch;
+        in.training = Training{Checkpointing::full, 0};
+        const at::Tensor hidden = adapted.model.forward(in).last.narrow(1, 0, 1023).flatten(0, 1);
+        const at::Tensor loss = loss_sum(adapted.model, hidden, batch.narrow(1, 1, 1023).flatten()) / (2 * 1023.0);
+        loss.backward();
+        const double norm = optimizer.clip(0), expected = golden.at("grad_norms" + warmup)[step].item<double>();
+        CHECK(std::abs(loss.item<double>() - golden.at("losses" + warmup)[step].item<double>()) < 2e-5);
+        CHECK(std::abs(norm - expected) < 1e-4 * expected);
+        optimizer.step(schedule.rate(step));
+      }
+    }
+  }
+}
+
+TEST_CASE("training: the loss falls, and the result is an adapter that verbs load") {
+  const Run run_;
+  const RunResult done = run_.train({"steps=30"});
+  INFO(done.err);
+  REQUIRE(done.exit == 0);
+  const auto lines = metrics(run_.folder());
+  REQUIRE(lines.size() == 30);
+  CHECK(lines.back()["loss"].get<double>() < lines.front()["loss"].get<double>() - 0.05);
+  CHECK(lines.back()["step"] == 30);
+  CHECK(run({"inspect", run_.model.path(), "--adapter", run_.folder() + "/adapter"}).exit == 0);
+}
+
+TEST_CASE("training: a run that is killed at any moment goes on and ends bit for bit as an uninterrupted one") {
+  for (const std::string adapter :
+       {"{method: lora, rank: 2, dropout: 0.2}", "{method: longlora, rank: 2}", "{method: theta-scaling, rank: 2}",
+        "{method: tape, random_offset: true}", "{method: full}"}) {
+    const Run whole(adapter), cut(adapter);
+    INFO(adapter);
+    REQUIRE(whole.train().exit == 0);
+    std::mt19937 random(static_cast<unsigned>(adapter.size()));
+    int kills = 0;
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        std::freopen("/dev/null", "w", stderr);
+        std::freopen("/dev/null", "w", stdout);
+        ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "train", cut.recipe().c_str(), "--threads", "1", nullptr);
+        ::_exit(127);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(300 + random() % 400));
+      ::kill(child, SIGKILL);
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      kills += WIFSIGNALED(status) ? 1 : 0;
+    }
+    CHECK(kills > 0);
+    const RunResult last = cut.train();
+    INFO(last.err);
+    REQUIRE(last.exit == 0);
+    CHECK(metrics(cut.folder()) == metrics(whole.folder()));
+    CHECK(result(cut.folder()) == result(whole.folder()));
+  }
+}
+
+TEST_CASE("training: Ctrl-C and SIGTERM save and exit 3, and the same command goes on") {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const Run whole, cut;
+    REQUIRE(whole.train({"steps=40"}).exit == 0);
+    RunResult stopped;
+    std::thread asker([&] {
+      while (!fs::exists(fs::path(cut.folder()) / "metrics.jsonl"))
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      const std::string pid = read_file(fs::path(cut.folder()) / "lock");
+      if (!pid.empty()) ::kill(static_cast<pid_t>(std::stoi(pid)), signal);
+    });
+    stopped = cut.train({"steps=40"});
+    asker.join();
+    CHECK(stopped.exit == 3);
+    CHECK_THAT(stopped.err, Contains("the same command goes on"));
+    REQUIRE(cut.train({"steps=40"}).exit == 0);
+    CHECK(metrics(cut.folder()) == metrics(whole.folder()));
+    CHECK(result(cut.folder()) == result(whole.folder()));
+  }
+}
+
+TEST_CASE("training: accumulation of one by four is four at once, to rounding") {
+  const Run a, b;
+  REQUIRE(a.train({"micro_batch=1"}).exit == 0);
+  REQUIRE(b.train({"micro_batch=4"}).exit == 0);
+  const auto one = metrics(a.folder()), four = metrics(b.folder());
+  REQUIRE(one.size() == four.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    CHECK(std::abs(one[i]["loss"].get<double>() - four[i]["loss"].get<double>()) < 1e-5);
+  }
+}
+
+TEST_CASE("training: what a run folder refuses") {
+  const Run run_;
+  REQUIRE(run_.train({"steps=3"}).exit == 0);
+  const RunResult other = run_.train({"steps=3", "optimizer.lr=1e-3", "adapter.rank=4"});
+  CHECK(other.exit == 1);
+  CHECK_THAT(other.err, Contains("a run of another recipe") && Contains("optimizer.lr") && Contains("adapter.rank"));
+  CHECK(std::count(other.err.begin(), other.err.end(), '\n') == 1);
+  // A longer run of the same recipe is the same run.
+  CHECK(run_.train({"steps=5"}).exit == 0);
+  CHECK(metrics(run_.folder()).size() == 5);
+}
+
+TEST_CASE("training: bad data") {
+  const Run run_;
+  RunResult refused = run_.train({"context=7000"});
+  CHECK(refused.exit == 1);
+  CHECK_THAT(refused.err, Contains("7000"));
+  refused = run_.train({"data=" + run_.folder("nothing.tokens")});
+  CHECK(refused.exit == 1);
+  CHECK_THAT(refused.err, Contains("nothing.tokens"));
+  Json tokenizer = Json::parse(read_file(run_.model / "tokenizer.json"));
+  tokenizer["model"]["vocab"]["[60]"] = 59;
+  tokenizer["model"]["vocab"]["[59]"] = 60;
+  write_file(run_.model / "tokenizer.json", tokenizer.dump());
+  refused = run_.train();
+  CHECK(refused.exit == 1);
+  CHECK_THAT(refused.err, Contains("data.tokens"));
+}
+
+TEST_CASE("training: a number that is none stops the run and keeps the last checkpoint") {
+  const Run run_;
+  REQUIRE(run_.train({"steps=6"}).exit == 0);
+  const fs::path last = fs::path(run_.folder()) / "checkpoints/step-00000006";
+  auto adapter = load_tensors(last / "adapter_model.safetensors");
+  for (auto& [name, tensor] : adapter) tensor = tensor.clone();
+  adapter.at("base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight")[1][1] = NAN;
+  save_safetensors(last / "adapter_model.safetensors", adapter, true, {{"format", "pt"}});
+  const RunResult stopped = run_.train({"steps=12"});
+  CHECK(stopped.exit == 1);
+  CHECK_THAT(stopped.err, Contains("step 7: model.layers.0.self_attn.v_proj.lora_B.weight is not a number any more") &&
+                              Contains("step-00000006"));
+  CHECK(fs::exists(last / "state.json"));
+  CHECK_FALSE(fs::exists(fs::path(run_.folder()) / "checkpoints/step-00000012"));
+
+  // A frozen weight of the base that is none is named.
+  const Run poisoned;
+  auto tensors = load_tensors(poisoned.model / "model.safetensors");
+  for (auto& [name, tensor] : tensors) tensor = tensor.clone();
+  tensors.at("model.layers.1.mlp.up_proj.weight")[3][4] = NAN;
+  save_safetensors(poisoned.model / "model.safetensors", tensors, true, {{"format", "pt"}});
+  const RunResult nan = poisoned.train();
+  CHECK(nan.exit == 1);
+  CHECK_THAT(nan.err, Contains("model.layers.1.mlp.up_proj.weight is not a number any more"));
+}
+
+TEST_CASE("training: two processes do not share a run folder") {
+  const Run run_;
+  const pid_t first = ::fork();
+  if (first == 0) {
+    std::freopen("/dev/null", "w", stderr);
+    std::freopen("/dev/null", "w", stdout);
+    ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "train", run_.recipe().c_str(), "steps=100000", nullptr);
+    ::_exit(127);
+  }
+  while (!fs::exists(fs::path(run_.folder()) / "metrics.jsonl")) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const RunResult second = run_.train({"steps=100000"});
+  CHECK(second.exit == 1);
+  CHECK_THAT(second.err, Contains("another process trains in this run folder"));
+  ::kill(first, SIGKILL);
+  ::waitpid(first, nullptr, 0);
+}
+
+TEST_CASE("schedules warm up, stay, and fall") {
+  Schedule s;
+  s.peak = 1.0;
+  s.warmup = 10;
+  s.steps = 110;
+  CHECK(s.rate(0) == 0);
+  CHECK(s.rate(5) == 0.5);
+  CHECK(s.rate(10) == 1.0);
+  CHECK(s.rate(109) == 1.0);
+  s.kind = ScheduleKind::linear;
+  CHECK(std::abs(s.rate(60) - 0.5) < 1e-12);
+  s.kind = ScheduleKind::cosine;
+  s.least = 0.1;
+  CHECK(std::abs(s.rate(60) - 0.55) < 1e-12);
+  CHECK(std::abs(s.rate(110) - 0.1) < 1e-12);
+}
