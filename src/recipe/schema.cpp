@@ -62,6 +62,7 @@ std::optional<std::vector<std::string>> as_list(const YamlNode& node) {
 
 std::string yaml_list(const std::vector<std::string>& parts) {
   std::vector<std::string> scalars;
+  scalars.reserve(parts.size());
   for (const std::string& part : parts) scalars.push_back(yaml_scalar(part));
   return fmt::format("[{}]", fmt::join(scalars, ", "));
 }
@@ -244,6 +245,7 @@ void set_data(Recipe& recipe, const YamlNode& node, const Report& report) {
 std::string get_data(Recipe& recipe) {
   const auto plain = [](const DataSource& file) { return file.weight == 1.0; };
   std::vector<std::string> items;
+  items.reserve(recipe.data.size());
   for (const DataSource& file : recipe.data) {
     items.push_back(plain(file) ? yaml_scalar(file.path)
                                 : fmt::format("{{path: {}, weight: {}}}", yaml_scalar(file.path), file.weight));

@@ -288,6 +288,7 @@ class Trainer {
     double sum = 0;
     for (std::int64_t begin = 0; begin < recipe_.batch; begin += recipe_.micro_batch) {
       std::vector<TokenIds> rows;
+      rows.reserve(static_cast<std::size_t>(recipe_.micro_batch));
       for (std::int64_t r = 0; r < recipe_.micro_batch; ++r) {
         rows.push_back(batches_.window(step_ * recipe_.batch + begin + r));
       }
