@@ -302,11 +302,12 @@ TEST_CASE("check shift tells an equivariant method from one that is not") {
   REQUIRE(report.size() == 3);
   const auto last = [&](const char* name, const char* kind) { return report[name][kind]["layers"].back(); };
   for (const char* name : {"RoPE", "TAPE"}) {
-    CHECK(last(name, "shift ids")["attention"].get<double>() < 1e-9);
-    CHECK(last(name, "shift ids")["position"].get<double>() < 1e-9);
+    const double exact = name == std::string("TAPE") ? 1e-9 : 1e-6;  // plain angles are f32, as in transformers
+    CHECK(last(name, "shift ids")["attention"].get<double>() < exact);
+    CHECK(last(name, "shift ids")["position"].get<double>() < exact);
     CHECK(last(name, "add tokens")["attention"].get<double>() > 1e-6);  // what was added is seen
   }
-  CHECK(last("RoPE", "add tokens")["position"].get<double>() < 1e-9);
+  CHECK(last("RoPE", "add tokens")["position"].get<double>() < 1e-6);
   CHECK(last("TAPE without equivariance", "shift ids")["position"].get<double>() > 1e-4);
   CHECK(last("TAPE without equivariance", "shift ids")["attention"].get<double>() > 1e-7);
   CHECK_THAT(run({"check", "shift", model.path(), "--text", "the quick fox"}).out,

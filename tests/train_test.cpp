@@ -128,7 +128,8 @@ TEST_CASE("training: a run that is killed at any moment goes on and ends bit for
         "{method: tape, random_offset: true}", "{method: full}"}) {
     const Run whole(adapter), cut(adapter);
     INFO(adapter);
-    REQUIRE(whole.train().exit == 0);
+    const std::string steps = "steps=120";  // long enough to be caught at work
+    REQUIRE(whole.train({steps}).exit == 0);
     std::mt19937 random(static_cast<unsigned>(adapter.size()));
     int kills = 0;
     for (int attempt = 0; attempt < 10; ++attempt) {
@@ -136,7 +137,8 @@ TEST_CASE("training: a run that is killed at any moment goes on and ends bit for
       if (child == 0) {
         std::freopen("/dev/null", "w", stderr);
         std::freopen("/dev/null", "w", stdout);
-        ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "train", cut.recipe().c_str(), "--threads", "1", nullptr);
+        ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "train", cut.recipe().c_str(), steps.c_str(), "--threads", "1",
+                nullptr);
         ::_exit(127);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(300 + random() % 400));
@@ -146,7 +148,7 @@ TEST_CASE("training: a run that is killed at any moment goes on and ends bit for
       kills += WIFSIGNALED(status) ? 1 : 0;
     }
     CHECK(kills > 0);
-    const RunResult last = cut.train();
+    const RunResult last = cut.train({steps});
     INFO(last.err);
     REQUIRE(last.exit == 0);
     CHECK(metrics(cut.folder()) == metrics(whole.folder()));

@@ -5,6 +5,7 @@
 #include "adapters/lora/lora.h"
 #include "core/error.h"
 #include "kernels/position.h"
+#include "model/rotary.h"
 
 namespace tapetune {
 
@@ -81,16 +82,25 @@ class ContextualPosition final : public PositionSeam {
   Mix mix_;
 };
 
-// Training draws where positions begin. By equivariance that changes nothing but the numbers it is computed with.
-class RandomOffset final : public RotarySeam {
+// Angles as precise as the model, so that what equivariance promises can be seen to the last digit; and, if so wished,
+// training draws where positions begin, which by equivariance changes nothing but the numbers it is computed with.
+class Start final : public RotarySeam {
  public:
+  explicit Start(bool random_offset) : random_offset_(random_offset) {}
+
   at::Tensor start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
                    at::ScalarType dtype, const Training* training) const override {
-    if (training == nullptr) return RotarySeam::start(config, positions, planned_length, dtype, training);
-    at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(training->seed);
-    const auto offset = at::randint(2 * config.longest_context(), {}, generator, at::kLong).item<std::int64_t>();
-    return RotarySeam::start(config, positions + offset, planned_length, dtype, training);
+    std::int64_t offset = 0;
+    if (random_offset_ && training != nullptr) {
+      const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(training->seed);
+      offset = at::randint(2 * config.longest_context(), {}, generator, at::kLong).item<std::int64_t>();
+    }
+    return rotary_state(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length),
+                        positions + offset, dtype);
   }
+
+ private:
+  bool random_offset_;
 };
 
 }  // namespace
@@ -128,7 +138,7 @@ void inject_tape(Injection& model) {
     if (!model.options.equivariant) seam->sine_layers_.push_back(maps(i, "_sine"));
   }
   model.seams.position = seam;
-  if (model.options.random_offset) model.seams.rotary = std::make_shared<RandomOffset>();
+  model.seams.rotary = std::make_shared<Start>(model.options.random_offset);
   if (model.options.rank > 0) inject_low_rank(model);
 }
 
