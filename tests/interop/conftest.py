@@ -95,3 +95,11 @@ def smollm2() -> Path:
         return models.smollm2()
     except models.Missing as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(params=("llama2", "stories260k", "smollm2"))
+def folder(request, shared, smollm2) -> Path:
+    """A folder with a tokenizer, each of the three in turn."""
+    if request.param == "llama2":
+        return shared("data", "llama2-tokenizer")
+    return smollm2 if request.param == "smollm2" else shared("data", "stories260K")

@@ -10,15 +10,7 @@ import pytest
 from test_tokenizer import HARD, INVALID
 from tokenizers import Tokenizer
 
-NAMES = ("llama2", "stories260k", "smollm2")
 HEADER = 128  # bytes before the first token
-
-
-@pytest.fixture(params=NAMES)
-def folder(request, shared, smollm2) -> Path:
-    if request.param == "llama2":
-        return shared("data", "llama2-tokenizer")
-    return smollm2 if request.param == "smollm2" else shared("data", "stories260K")
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-NAMES = ("llama2", "stories260k", "smollm2")
 LINES = 1000  # from each of the sources, which makes 7,000 lines for each tokenizer
 SOURCES = (
     ("tinystories", "stories.txt"),
@@ -51,13 +49,6 @@ INVALID = [
     b"good \xc3\xa9 bad \xe9 good \xf0\x9f\x98\x80",
     bytes(range(128, 256)),
 ]
-
-
-@pytest.fixture(params=NAMES)
-def folder(request, shared, smollm2) -> Path:
-    if request.param == "llama2":
-        return shared("data", "llama2-tokenizer")
-    return smollm2 if request.param == "smollm2" else shared("data", "stories260K")
 
 
 @pytest.fixture

@@ -3,12 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define TAPETUNE_SIMD __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define TAPETUNE_SIMD
-#endif
-#define TAPETUNE_INLINE inline __attribute__((always_inline))
+#include "kernels/cpu/simd.h"
 
 namespace tapetune::kernels::loops {
 
