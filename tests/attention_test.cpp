@@ -124,6 +124,9 @@ TEST_CASE("tiled attention and its gradients equal the plain formulas in f64") {
       {1, 130, 171, 2, 1, 16, true, {}},
       {1, 300, 407, 1, 1, 32, true, {}},
       {1, 803, 803, 3, 1, 16, true, {}},
+      {2, 803, 803, 2, 1, 8, true, {}},
+      {1, 613, 700, 2, 1, 5, true, {}},
+      {1, 431, 431, 4, 2, 8, false, {}},
       {1, 1001, 1001, 2, 2, 8, true, {{0, 200}, {0, 100}}},
   };
   for (const Case& c : cases) {

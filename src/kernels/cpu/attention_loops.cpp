@@ -22,10 +22,18 @@ struct Tile {
   Vector c[tile][2];
 };
 
+// Heads of at most 8 numbers leave half of such a tile empty, so that theirs is twice as high and half as wide.
+constexpr std::int64_t strip = 2 * tile;
+struct Strip {
+  Vector c[strip];
+};
+// Rows that are computed together: what one of them needs exists for all.
+constexpr std::int64_t unit_of(std::int64_t width) { return width <= half ? strip : tile; }
+
 constexpr std::int64_t forward_keys = 384;  // scores that a query holds at a time
 constexpr std::int64_t score_stride = row_stride(key_block);
 constexpr std::int64_t forward_stride = row_stride(forward_keys);
-static_assert(key_block % tile == 0 && key_block % lane == 0 && query_block % tile == 0 && forward_keys % lane == 0);
+static_assert(key_block % strip == 0 && key_block % lane == 0 && query_block % strip == 0 && forward_keys % lane == 0);
 
 constexpr float log2_e = 1.44269504F, ln_2 = 0.693147181F;
 
@@ -77,6 +85,43 @@ TAPETUNE_INLINE void multiply(Tile& t, const float* a, std::int64_t row, std::in
       t.c[i][0] += x * b0;
       t.c[i][1] += x * b1;
     }
+    a += step, b += b_stride;
+  }
+}
+
+TAPETUNE_INLINE void clear(Strip& t) {
+#pragma GCC unroll 12
+  for (int i = 0; i < strip; ++i) t.c[i] = Vector{};
+}
+
+TAPETUNE_INLINE void load(Strip& t, const float* from, std::int64_t stride) {
+#pragma GCC unroll 12
+  for (int i = 0; i < strip; ++i) load(t.c[i], from + i * stride);
+}
+
+TAPETUNE_INLINE void store(const Strip& t, float* to, std::int64_t stride) {
+#pragma GCC unroll 12
+  for (int i = 0; i < strip; ++i) store(to + i * stride, t.c[i]);
+}
+
+TAPETUNE_INLINE void shrink_rows(Tile& t, const float* shrink) {
+#pragma GCC unroll 6
+  for (int i = 0; i < tile; ++i) t.c[i][0] *= shrink[i], t.c[i][1] *= shrink[i];
+}
+
+TAPETUNE_INLINE void shrink_rows(Strip& t, const float* shrink) {
+#pragma GCC unroll 12
+  for (int i = 0; i < strip; ++i) t.c[i] *= shrink[i];
+}
+
+TAPETUNE_INLINE void multiply(Strip& t, const float* a, std::int64_t row, std::int64_t step, const float* b,
+                              std::int64_t b_stride, std::int64_t count) {
+#pragma GCC unroll 2
+  for (std::int64_t k = 0; k < count; ++k) {
+    Vector b0;
+    load(b0, b);
+#pragma GCC unroll 12
+    for (int i = 0; i < strip; ++i) t.c[i] += a[i * row] * b0;
     a += step, b += b_stride;
   }
 }
@@ -152,26 +197,32 @@ TAPETUNE_INLINE void soften(float* scores, std::int64_t there, std::int64_t coun
 }
 
 // to = to * shrink + weights values, tile by tile; at the first block `to` holds nothing yet.
-TAPETUNE_INLINE void mix(const float* weights, const float* values, float* to, const float* shrink, bool first,
-                         std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
-  const std::int64_t stride = row_stride(width);
+template <typename T>
+TAPETUNE_INLINE void mix_by(const float* weights, const float* values, float* to, const float* shrink, bool first,
+                            std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
+  const std::int64_t stride = row_stride(width), unit = unit_of(width);
   for (std::int64_t c = 0; c < width; c += lane) {
-    for (std::int64_t r = 0; r < rows; r += tile) {
-      const std::int64_t there = visible(seen, r + tile - 1, keys);
+    for (std::int64_t r = 0; r < rows; r += unit) {
+      const std::int64_t there = visible(seen, r + unit - 1, keys);
       if (there == 0) continue;
       float* at = to + r * stride + c;
-      Tile t;
+      T t;
       if (first) {
         clear(t);
       } else {
         load(t, at, stride);
-#pragma GCC unroll 6
-        for (int i = 0; i < tile; ++i) t.c[i][0] *= shrink[r + i], t.c[i][1] *= shrink[r + i];
+        shrink_rows(t, shrink + r);
       }
       multiply(t, weights + r * forward_stride, forward_stride, 1, values + c, stride, there);
       store(t, at, stride);
     }
   }
+}
+
+TAPETUNE_INLINE void mix(const float* weights, const float* values, float* to, const float* shrink, bool first,
+                         std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
+  if (unit_of(width) == strip) return mix_by<Strip>(weights, values, to, shrink, first, seen, rows, keys, width);
+  mix_by<Tile>(weights, values, to, shrink, first, seen, rows, keys, width);
 }
 
 TAPETUNE_INLINE void divide(const float* from, const float* sum, float* to, std::int64_t stride, std::int64_t rows,
@@ -197,7 +248,7 @@ TAPETUNE_SIMD void copy_panels(const float* from, std::int64_t stride, std::int6
 std::int64_t forward_scratch(std::int64_t width) { return query_block * (3 * row_stride(width) + forward_stride + 3); }
 
 TAPETUNE_SIMD void attention_forward(const Forward& f) {
-  const std::int64_t width = f.width, stride = row_stride(width), rows = round_up(f.rows, tile);
+  const std::int64_t width = f.width, stride = row_stride(width), unit = unit_of(width), rows = round_up(f.rows, unit);
   const std::int64_t all = f.seen + f.rows - 1;
   float* q = f.scratch;                         // [rows, stride]
   float* values = q + query_block * stride;     // [rows, stride]
@@ -217,7 +268,7 @@ TAPETUNE_SIMD void attention_forward(const Forward& f) {
     for (std::int64_t k = 0; k < keys; k += lane) {
       const float* panel = f.keys + (begin + k) * width;
       for (std::int64_t r = 0; r < rows; r += tile) {
-        if (visible(seen, r + tile - 1, keys) <= k) continue;
+        if (visible(seen, r / unit * unit + unit - 1, keys) <= k) continue;
         Tile t;
         clear(t);
         multiply(t, q + r * stride, stride, 1, panel, lane, width);
@@ -225,7 +276,7 @@ TAPETUNE_SIMD void attention_forward(const Forward& f) {
       }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t last = visible(seen, r / tile * tile + tile - 1, keys);
+      const std::int64_t last = visible(seen, r / unit * unit + unit - 1, keys);
       if (last == 0) continue;
       soften(scores + r * forward_stride, visible(seen, r, keys), round_up(last, lane), largest[r], sum[r], shrink[r]);
     }
@@ -249,14 +300,15 @@ TAPETUNE_INLINE float dot(const float* a, const float* b, std::int64_t width) {
 }
 
 // to[key] += sum over the rows that see it of scores[row, key] x[row].
-TAPETUNE_INLINE void spread(const float* scores, const float* x, float* to, std::int64_t seen, std::int64_t rows,
-                            std::int64_t keys, std::int64_t width) {
-  const std::int64_t stride = row_stride(width);
-  for (std::int64_t k = 0; k < keys; k += tile) {
+template <typename T>
+TAPETUNE_INLINE void spread_by(const float* scores, const float* x, float* to, std::int64_t seen, std::int64_t rows,
+                               std::int64_t keys, std::int64_t width) {
+  const std::int64_t stride = row_stride(width), unit = unit_of(width);
+  for (std::int64_t k = 0; k < keys; k += unit) {
     const std::int64_t from = std::max<std::int64_t>(0, k + 1 - seen);
     if (from >= rows) break;
     for (std::int64_t c = 0; c < width; c += lane) {
-      Tile t;
+      T t;
       float* at = to + k * stride + c;
       load(t, at, stride);
       multiply(t, scores + from * score_stride + k, 1, score_stride, x + from * stride + c, stride, rows - from);
@@ -265,8 +317,36 @@ TAPETUNE_INLINE void spread(const float* scores, const float* x, float* to, std:
   }
 }
 
-// Room for whole tiles of queries, wherever the first begins.
-TAPETUNE_INLINE std::int64_t padded_rows(std::int64_t queries) { return round_up(queries, tile) + tile; }
+TAPETUNE_INLINE void spread(const float* scores, const float* x, float* to, std::int64_t seen, std::int64_t rows,
+                            std::int64_t keys, std::int64_t width) {
+  if (unit_of(width) == strip) return spread_by<Strip>(scores, x, to, seen, rows, keys, width);
+  spread_by<Tile>(scores, x, to, seen, rows, keys, width);
+}
+
+// to[row] += sum over the keys that it sees of scores[row, key] k[key].
+template <typename T>
+TAPETUNE_INLINE void gather_by(const float* scores, const float* k, float* to, std::int64_t seen, std::int64_t rows,
+                               std::int64_t keys, std::int64_t width) {
+  const std::int64_t stride = row_stride(width), unit = unit_of(width);
+  for (std::int64_t c = 0; c < width; c += lane) {
+    for (std::int64_t r = 0; r < rows; r += unit) {
+      float* at = to + r * stride + c;
+      T t;
+      load(t, at, stride);
+      multiply(t, scores + r * score_stride, score_stride, 1, k + c, stride, visible(seen, r + unit - 1, keys));
+      store(t, at, stride);
+    }
+  }
+}
+
+TAPETUNE_INLINE void gather(const float* scores, const float* k, float* to, std::int64_t seen, std::int64_t rows,
+                            std::int64_t keys, std::int64_t width) {
+  if (unit_of(width) == strip) return gather_by<Strip>(scores, k, to, seen, rows, keys, width);
+  gather_by<Tile>(scores, k, to, seen, rows, keys, width);
+}
+
+// Room for whole units of queries, wherever the first begins.
+TAPETUNE_INLINE std::int64_t padded_rows(std::int64_t queries) { return round_up(queries, strip) + strip; }
 
 TAPETUNE_INLINE void write(const float* from, float scale, float* to, std::int64_t to_stride, std::int64_t rows,
                            std::int64_t width) {
@@ -326,12 +406,12 @@ TAPETUNE_SIMD void attention_backward(const Backward& b) {
 
     for (std::int64_t from = std::max<std::int64_t>(0, begin - b.past); from < b.queries; from += query_block) {
       const std::int64_t seen = b.past + from + 1 - begin, there = std::min(query_block, b.queries - from);
-      const std::int64_t rows = round_up(there, tile);
-      // Where tiles of queries and of keys meet askew, `spread` reads up to 5 keys beyond what a query sees.
-      const std::int64_t askew = seen % tile == 1 ? 0 : tile - 1;
+      const std::int64_t unit = unit_of(width), rows = round_up(there, unit);
+      // Where units of queries and of keys meet askew, `spread` reads keys beyond what a query sees.
+      const std::int64_t askew = seen % unit == 1 ? 0 : unit - 1;
       for (std::int64_t k = 0; k < keys; k += lane) {
         for (std::int64_t r = 0; r < rows; r += tile) {
-          if (visible(seen, r + tile - 1 + askew, keys) <= k) continue;
+          if (visible(seen, r / unit * unit + unit - 1 + askew, keys) <= k) continue;
           float* w = weights + r * score_stride + k;
           Tile t;
           clear(t);
@@ -368,16 +448,7 @@ TAPETUNE_SIMD void attention_backward(const Backward& b) {
           store(t, d_scores + r * score_stride + k, score_stride);
         }
       }
-      for (std::int64_t c = 0; c < width; c += lane) {
-        for (std::int64_t r = 0; r < rows; r += tile) {
-          float* at = d_q + (from + r) * stride + c;
-          Tile t;
-          load(t, at, stride);
-          multiply(t, d_scores + r * score_stride, score_stride, 1, k_rows + c, stride,
-                   visible(seen, r + tile - 1, keys));
-          store(t, at, stride);
-        }
-      }
+      gather(d_scores, k_rows, d_q + from * stride, seen, rows, keys, width);
       spread(weights, d_values + from * stride, d_v, seen, there, keys, width);
       if (b.d_also != nullptr && second) spread(weights, d_attended + from * stride, d_also, seen, there, keys, width);
       spread(d_scores, q + from * stride, d_k, seen, there, keys, width);
