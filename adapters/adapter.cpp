@@ -100,6 +100,17 @@ std::string module_name(std::int64_t layer, Projection which) {
   return fmt::format("model.layers.{}.{}.{}_proj", layer, mlp ? "mlp" : "self_attn", projection_name(which));
 }
 
+std::string_view part_of(const Parameter& parameter) {
+  const std::string& name = parameter.name;
+  const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
+  if (name == "model.embed_tokens.weight") return "embeddings";
+  if (name == "lm_head.weight") return "head";
+  if (name.ends_with("norm.weight")) return "norms";
+  if (has(".lora_")) return "low-rank";
+  if (has(".post_attention_linear")) return "attention mixing";
+  return has(".pe.") ? "position" : "weights";
+}
+
 at::Tensor Injection::train(const std::string& name, const at::Tensor& start) {
   at::Tensor value = start.detach()
                          .to(trained_options.device(), c10::typeMetaToScalarType(trained_options.dtype()),

@@ -37,6 +37,9 @@ struct Injection {
   at::TensorOptions trained_options;
 };
 
+// What a trained tensor is part of: embeddings, head, norms, low-rank, position, attention mixing or weights.
+std::string_view part_of(const Parameter& parameter);
+
 struct Method {
   std::string_view name;
   std::string_view summary;

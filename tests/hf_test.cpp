@@ -1,5 +1,6 @@
 #include "catch.h"
 #include "core/error.h"
+#include "hf/hash.h"
 #include "hf/safetensors.h"
 #include "hf/tokenizer.h"
 #include "support.h"
@@ -88,4 +89,14 @@ TEST_CASE("ids outside the vocabulary decode to nothing rather than fail") {
   CHECK(tokenizer.size() == 61);
   CHECK(tokenizer.decode(std::vector<std::int64_t>{100000}).empty());
   CHECK_THROWS_WITH(tokenizer.decode(std::vector<std::int64_t>{-1}), Contains("-1 is not a token id"));
+}
+
+TEST_CASE("hash: BLAKE3, however the bytes are cut") {
+  Hasher empty, whole, parts;
+  CHECK(empty.hex() == "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
+  whole.add("abc");
+  parts.add("a");
+  parts.add("bc");
+  CHECK(whole.hex() == "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85");
+  CHECK(parts.hex() == whole.hex());
 }

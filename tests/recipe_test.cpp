@@ -82,6 +82,7 @@ const std::map<std::string, std::string> others{{"model", "other"},
                                                 {"model.tied", "true"},
                                                 {"model.tokenizer", "somewhere"},
                                                 {"data", "[a.tokens, {path: b c.tokens, weight: 2.5}]"},
+                                                {"model_hash", "blake3-00"},
                                                 {"run", "runs/y"},
                                                 {"context", "128"},
                                                 {"positions.scaling", "none"},
@@ -382,6 +383,7 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
   CHECK(resolved ==
         "# tapetune 0.1.0\n"
         "model: base\n"
+        "model_hash: null\n"
         "data: a.tokens\n"
         "run: runs/x\n"
         "context: 64\n"

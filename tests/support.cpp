@@ -124,18 +124,10 @@ LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype) {
   const auto normal = [&](std::vector<std::int64_t> shape, double spread) {
     return (at::randn(shape, at::kDouble) * spread).to(dtype);
   };
-  const std::int64_t h = config.hidden_size, f = config.intermediate_size, q = config.heads * config.head_dim,
-                     k = config.kv_heads * config.head_dim;
-  const auto linear = [&](std::int64_t out, std::int64_t in) { return Linear{normal({out, in}, 0.2), {}}; };
-  LlamaWeights weights;
-  weights.embedding = normal({config.vocab_size, h}, 1.0);
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    weights.layers.push_back({normal({h}, 0.1) + 1, linear(q, h), linear(k, h), linear(k, h), linear(h, q),
-                              normal({h}, 0.1) + 1, linear(f, h), linear(f, h), linear(h, f)});
-  }
-  weights.norm = normal({h}, 0.1) + 1;
-  weights.head = config.tied_embeddings ? Linear{weights.embedding, {}} : linear(config.vocab_size, h);
-  return weights;
+  return make_weights(config, [&](const ExpectedTensor& tensor) {
+    if (tensor.shape.size() == 1) return normal(tensor.shape, 0.1) + 1;
+    return normal(tensor.shape, tensor.name == "model.embed_tokens.weight" ? 1.0 : 0.2);
+  });
 }
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <random>
 #include <thread>
@@ -122,6 +123,21 @@ TEST_CASE("training: the loss falls, and the result is an adapter that verbs loa
   CHECK(run({"inspect", run_.model.path(), "--adapter", run_.folder() + "/adapter"}).exit == 0);
 }
 
+TEST_CASE("training: --timing says when the first step began, on the clock that all processes share") {
+  const auto now = [] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
+  const Run run_;
+  const double before = now();
+  const RunResult done = run_.train({"--timing", "--quiet"});
+  const double after = now();
+  INFO(done.err);
+  REQUIRE(done.exit == 0);
+  const auto at = Json::parse(done.err)["first_step_at"].get<double>();
+  CHECK(before < at);
+  CHECK(at < after);
+}
+
 TEST_CASE("training: a run that is killed at any moment goes on and ends bit for bit as an uninterrupted one") {
   for (const std::string adapter :
        {"{method: lora, rank: 2, dropout: 0.2}", "{method: longlora, rank: 2}", "{method: theta-scaling, rank: 2}",
@@ -198,6 +214,18 @@ TEST_CASE("training: what a run folder refuses") {
   // A longer run of the same recipe is the same run.
   CHECK(run_.train({"steps=5"}).exit == 0);
   CHECK(metrics(run_.folder()).size() == 5);
+  // One bit of one weight makes another model.
+  CHECK_THAT(read_file(fs::path(run_.folder()) / "recipe.yaml"), Contains("model_hash: blake3-"));
+  std::string bytes = read_file(run_.model / "model.safetensors");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(run_.model / "model.safetensors", bytes);
+  const RunResult changed = run_.train({"steps=6"});
+  CHECK(changed.exit == 1);
+  CHECK_THAT(changed.err, Contains("a run of another recipe") && Contains("model_hash"));
+  const RunResult held = run_.train({"run=" + run_.folder("other"), "model_hash=blake3-00"});
+  CHECK(held.exit == 1);
+  CHECK_THAT(held.err, Contains("the recipe's model_hash is blake3-00"));
+  CHECK_FALSE(fs::exists(run_.folder("other")));
 }
 
 TEST_CASE("training: bad data") {

@@ -12,6 +12,7 @@
 #include "adapters/adapter.h"
 #include "core/json.h"
 #include "model/loss.h"
+#include "plan/flops.h"
 
 namespace {
 
@@ -30,68 +31,6 @@ ModelConfig shape() {
   c.context = 4096;
   c.rms_norm_eps = 1e-5;
   return c;
-}
-
-LlamaWeights random_weights(const ModelConfig& c) {
-  at::manual_seed(1);
-  const auto matrix = [](std::int64_t out, std::int64_t in) { return Linear{at::randn({out, in}) * 0.02, {}}; };
-  LlamaWeights w;
-  w.embedding = at::randn({c.vocab_size, c.hidden_size}) * 0.02;
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    const std::int64_t h = c.hidden_size, f = c.intermediate_size;
-    w.layers.push_back({at::ones({h}), matrix(h, h), matrix(h, h), matrix(h, h), matrix(h, h), at::ones({h}),
-                        matrix(f, h), matrix(f, h), matrix(h, f)});
-  }
-  w.norm = at::ones({c.hidden_size});
-  w.head = matrix(c.vocab_size, c.hidden_size);
-  return w;
-}
-
-// Pairs of a query and a key that it sees, summed over heads.
-double seen_pairs(const ModelConfig& c, const kernels::Cuts& cuts, std::int64_t n) {
-  const auto area = [&](const std::vector<std::int64_t>& starts) {
-    double sum = 0;
-    for (std::size_t i = 0; i < starts.size(); ++i) {
-      const auto length = static_cast<double>((i + 1 < starts.size() ? starts[i + 1] : n) - starts[i]);
-      sum += length * length / 2;
-    }
-    return sum;
-  };
-  const auto all = static_cast<double>(n) * static_cast<double>(n) / 2;
-  const double heads = static_cast<double>(c.heads) / 2;
-  return cuts.first.empty() ? 2 * heads * all : heads * (area(cuts.first) + area(cuts.second));
-}
-
-// Multiplications and additions of a step that needs no recomputation: matrix products and attention.
-double step_flops(const AdaptedModel& adapted, std::int64_t n) {
-  const ModelConfig& c = adapted.model.config();
-  const auto tokens = static_cast<double>(n), width = static_cast<double>(c.head_dim);
-  const LlamaWeights& w = adapted.model.weights();
-  double flops = 0;
-  const auto linear = [&](const at::Tensor& weight) {
-    flops += 2 * tokens * static_cast<double>(weight.numel()) * (weight.requires_grad() ? 3 : 2);
-  };
-  for (const LayerWeights& layer : w.layers) {
-    for (const Linear* l : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      linear(l->weight);
-    }
-  }
-  linear(w.head.weight);
-  for (const Parameter& p : adapted.parameters) {
-    if (p.value.dim() == 2 && p.name.find("embed_tokens") == std::string::npos && p.name != "lm_head.weight" &&
-        adapted.options.method != "full") {
-      flops += 6 * tokens * static_cast<double>(p.value.numel());
-    }
-  }
-  const Training training;
-  const double pairs = seen_pairs(c, adapted.model.seams().attention->cuts(c, n, &training), n);
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    // Scores and values forward; backward those of q, k, v, the weights and the scores again. More values: 1 and 2
-    // more.
-    const double products = 2 + 5 + (adapted.model.seams().position->updates(i) ? 3 : 0);
-    flops += 2 * width * pairs * products;
-  }
-  return flops;
 }
 
 double peak_gflops() {
@@ -137,13 +76,11 @@ int main(int argc, char** argv) {
     std::vector<std::string> words(method.begin() + 1, method.end());
     if (!also.empty()) words.push_back("train_also=" + also);
     const ModelConfig config = shape();
-    const AdaptedModel adapted = adapt(config, random_weights(config), parse_method(method.front(), words), at::kFloat);
+    const AdaptedModel adapted =
+        adapt(config, random_weights(config, 1), parse_method(method.front(), words), at::kFloat);
     ForwardInput in;
     in.tokens = at::randint(config.vocab_size, {1, context}, at::kLong);
-    in.training = Training{checkpointing == "full"        ? Checkpointing::full
-                           : checkpointing == "selective" ? Checkpointing::selective
-                                                          : Checkpointing::off,
-                           0};
+    in.training = Training{parse_checkpointing(checkpointing), 0};
     const at::Tensor targets = at::cat({in.tokens[0].narrow(0, 1, context - 1), at::full({1}, -100, at::kLong)});
     std::vector<double> seconds;
     double loss = 0, forward = 0, head = 0, backward = 0;
@@ -164,9 +101,12 @@ int main(int argc, char** argv) {
       backward += (end - after_loss) / repeat;
     }
     const Json parts = {{"forward", forward}, {"loss and its gradients", head}, {"backward", backward}};
-    std::cout
-        << Json{{"seconds", seconds}, {"flops", step_flops(adapted, context)}, {"loss", loss}, {"parts", parts}}.dump()
-        << "\n";
+    std::cout << Json{{"seconds", seconds},
+                      {"flops", step_flops(adapted, context).total(config.layers)},
+                      {"loss", loss},
+                      {"parts", parts}}
+                     .dump()
+              << "\n";
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

@@ -38,19 +38,12 @@ void train_ends(Injection& model, bool embeddings, bool head) {
 void inject_full(Injection& model) {
   train_ends(model, true, true);
   for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
-    LayerWeights& layer = model.weights.layers[i];
-    const auto train = [&](Projection which, Linear& linear) {
-      const std::string name = module_name(static_cast<std::int64_t>(i), which);
-      linear.weight = model.train(name + ".weight", linear.weight);
-      if (linear.bias.defined()) linear.bias = model.train(name + ".bias", linear.bias);
-    };
-    train(Projection::q, layer.q);
-    train(Projection::k, layer.k);
-    train(Projection::v, layer.v);
-    train(Projection::o, layer.o);
-    train(Projection::gate, layer.gate);
-    train(Projection::up, layer.up);
-    train(Projection::down, layer.down);
+    const auto all = linears(model.weights.layers[i]);
+    for (std::size_t p = 0; p < all.size(); ++p) {
+      const std::string name = module_name(static_cast<std::int64_t>(i), static_cast<Projection>(p));
+      all[p]->weight = model.train(name + ".weight", all[p]->weight);
+      if (all[p]->bias.defined()) all[p]->bias = model.train(name + ".bias", all[p]->bias);
+    }
   }
   train_norms(model);
 }

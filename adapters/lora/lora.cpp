@@ -145,14 +145,8 @@ void inject_low_rank(Injection& model) {
     pair.magnitude = model.train(name + ".lora_magnitude_vector", pair.squares.sqrt());
   };
   for (std::int64_t i = 0; i < layers; ++i) {
-    const LayerWeights& w = model.weights.layers[static_cast<std::size_t>(i)];
-    add(i, Projection::q, w.q);
-    add(i, Projection::k, w.k);
-    add(i, Projection::v, w.v);
-    add(i, Projection::o, w.o);
-    add(i, Projection::gate, w.gate);
-    add(i, Projection::up, w.up);
-    add(i, Projection::down, w.down);
+    const auto frozen = linears(std::as_const(model.weights.layers[static_cast<std::size_t>(i)]));
+    for (std::size_t p = 0; p < frozen.size(); ++p) add(i, static_cast<Projection>(p), *frozen[p]);
   }
   add(layers, Projection::head, model.weights.head);
   model.seams.linear = seam;

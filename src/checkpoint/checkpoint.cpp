@@ -3,6 +3,7 @@
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "hf/hash.h"
 
 namespace tapetune {
 
@@ -98,6 +99,15 @@ std::uint64_t Checkpoint::bytes() const {
   std::uint64_t total = 0;
   for (const auto& [name, stored] : stored()) total += stored.bytes.size();
   return total;
+}
+
+std::string Checkpoint::hash() const {
+  Hasher hasher;
+  for (const auto& [name, stored] : folder_.tensors) {
+    hasher.add(fmt::format("{} {} {}\n", name, stored.entry.dtype, shape_text(stored.entry.shape)));
+    hasher.add(stored.bytes);
+  }
+  return "blake3-" + hasher.hex();
 }
 
 at::Tensor Checkpoint::tensor(std::string_view name) const {

@@ -36,6 +36,8 @@ class Checkpoint {
   // The dtype of the weights: that of most parameters.
   at::ScalarType dtype() const;
   std::uint64_t bytes() const;
+  // Of names, shapes, dtypes and numbers, whatever the shards: "blake3-" and 64 digits. Reads everything.
+  std::string hash() const;
 
   bool has(std::string_view name) const { return folder_.tensors.contains(name); }
   at::Tensor tensor(std::string_view name) const;

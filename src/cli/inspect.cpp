@@ -17,10 +17,6 @@ std::int64_t elements(const TensorEntry& entry) {
 }
 
 // "12345678" -> "12,345,678"
-std::string grouped(std::uint64_t value) {
-  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
-}
-
 std::string rope_text(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
   std::string text = fmt::format("{}, theta {:g}", rope_type_name(rope.type), rope.theta);
@@ -33,14 +29,7 @@ Json describe_adapter(const AdaptedModel& adapted) {
   std::map<std::string, std::int64_t> by_part;
   std::int64_t trained = 0;
   for (const Parameter& p : adapted.parameters) {
-    const char* part = p.name == "model.embed_tokens.weight"                       ? "embeddings"
-                       : p.name == "lm_head.weight"                                ? "head"
-                       : p.name.find("norm") != std::string::npos                  ? "norms"
-                       : p.name.find(".lora_") != std::string::npos                ? "low-rank"
-                       : p.name.find("post_attention_linear") != std::string::npos ? "attention mixing"
-                       : p.name.find(".pe.") != std::string::npos                  ? "position"
-                                                                                   : "weights";
-    by_part[part] += p.value.numel();
+    by_part[std::string(part_of(p))] += p.value.numel();
     trained += p.value.numel();
   }
   Json root;

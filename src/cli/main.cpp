@@ -29,8 +29,10 @@ int run(int argc, char** argv) {
   tapetune::cli::add_data(app);
   tapetune::cli::add_adapter(app);
   tapetune::cli::add_check(app);
+  tapetune::cli::add_plan(app);
   tapetune::cli::add_recipes(app);
   tapetune::cli::add_train(app);
+  tapetune::cli::add_eval(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help and --version

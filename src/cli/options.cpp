@@ -50,8 +50,8 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
                seed);
 }
 
-Checkpointing parse_checkpointing(std::string_view word) {
-  return word == "full" ? Checkpointing::full : word == "selective" ? Checkpointing::selective : Checkpointing::off;
+std::string grouped(std::uint64_t value) {
+  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
 }
 
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where) {

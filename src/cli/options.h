@@ -35,8 +35,8 @@ struct ModelOptions {
   AdaptedModel load(const Checkpoint& checkpoint) const;
 };
 
-// "off", "full" or "selective".
-Checkpointing parse_checkpointing(std::string_view word);
+// 1,234,567
+std::string grouped(std::uint64_t value);
 
 // "1,2,3" or "1 2 3"; `where` names the option in errors.
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where);

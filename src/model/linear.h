@@ -8,6 +8,8 @@
 
 namespace tapetune {
 
+enum class Projection { q, k, v, o, gate, up, down, head };
+
 struct Linear {
   at::Tensor weight;  // [out, in], in the file's dtype and mapped
   at::Tensor bias;    // [out], or undefined

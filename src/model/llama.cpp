@@ -138,7 +138,7 @@ std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
   const std::vector<at::Tensor> position = seams_.position->trained(index);
   all.insert(all.end(), position.begin(), position.end());
   for (const at::Tensor& norm : {w.input_norm, w.post_attention_norm}) all.push_back(norm);
-  for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+  for (const Linear* linear : linears(w)) {
     all.push_back(linear->weight);
     all.push_back(linear->bias);
   }

@@ -4,6 +4,10 @@
 
 namespace tapetune {
 
+Checkpointing parse_checkpointing(std::string_view word) {
+  return word == "full" ? Checkpointing::full : word == "selective" ? Checkpointing::selective : Checkpointing::off;
+}
+
 std::vector<at::Tensor> LinearSeam::project(const Call& call, const at::Tensor& x) const {
   return tapetune::project(call.frozen, {}, x, call.graph_only);
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/config.h"
@@ -17,9 +18,8 @@
 
 namespace tapetune {
 
-enum class Projection { q, k, v, o, gate, up, down, head };
-
 enum class Checkpointing { off, full, selective };
+Checkpointing parse_checkpointing(std::string_view word);  // anything else is "off"
 
 // A step of training; its absence means evaluation.
 struct Training {

@@ -1,27 +1,70 @@
 #include "model/weights.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 namespace tapetune {
 
-LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device) {
-  const ModelConfig& config = checkpoint.config();
-  const auto tensor = [&](const std::string& name) { return checkpoint.tensor(name).to(device); };
-  const auto linear = [&](const std::string& name, bool bias) {
-    return Linear{tensor(name + ".weight"), bias ? tensor(name + ".bias") : at::Tensor()};
+namespace {
+
+// Where the tensors of expected_tensors live, in the same order.
+std::vector<at::Tensor*> places(const ModelConfig& config, LlamaWeights& weights) {
+  std::vector<at::Tensor*> all;
+  const auto add = [&](Linear& linear, bool bias) {
+    all.push_back(&linear.weight);
+    if (bias) all.push_back(&linear.bias);
   };
-  LlamaWeights weights;
-  weights.embedding = tensor("model.embed_tokens.weight");
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    const std::string layer = fmt::format("model.layers.{}.", i);
-    weights.layers.push_back(
-        {tensor(layer + "input_layernorm.weight"), linear(layer + "self_attn.q_proj", config.qkv_bias),
-         linear(layer + "self_attn.k_proj", config.qkv_bias), linear(layer + "self_attn.v_proj", config.qkv_bias),
-         linear(layer + "self_attn.o_proj", config.output_bias), tensor(layer + "post_attention_layernorm.weight"),
-         linear(layer + "mlp.gate_proj", config.mlp_bias), linear(layer + "mlp.up_proj", config.mlp_bias),
-         linear(layer + "mlp.down_proj", config.mlp_bias)});
+  all.push_back(&weights.embedding);
+  for (LayerWeights& layer : weights.layers) {
+    all.push_back(&layer.input_norm);
+    for (Linear* linear : {&layer.q, &layer.k, &layer.v}) add(*linear, config.qkv_bias);
+    add(layer.o, config.output_bias);
+    all.push_back(&layer.post_attention_norm);
+    for (Linear* linear : {&layer.gate, &layer.up, &layer.down}) add(*linear, config.mlp_bias);
   }
-  weights.norm = tensor("model.norm.weight");
-  weights.head = config.tied_embeddings ? Linear{weights.embedding, {}} : linear("lm_head", false);
+  all.push_back(&weights.norm);
+  if (!config.tied_embeddings) all.push_back(&weights.head.weight);
+  return all;
+}
+
+}  // namespace
+
+std::array<Linear*, 7> linears(LayerWeights& w) { return {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}; }
+std::array<const Linear*, 7> linears(const LayerWeights& w) {
+  return {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down};
+}
+
+LlamaWeights make_weights(const ModelConfig& config, const std::function<at::Tensor(const ExpectedTensor&)>& make) {
+  LlamaWeights weights;
+  weights.layers.resize(static_cast<std::size_t>(config.layers));
+  const std::vector<ExpectedTensor> expected = expected_tensors(config);
+  const std::vector<at::Tensor*> all = places(config, weights);
+  for (std::size_t i = 0; i < all.size(); ++i) *all[i] = make(expected[i]);
+  if (config.tied_embeddings) weights.head.weight = weights.embedding;
   return weights;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> named_weights(const ModelConfig& config, const LlamaWeights& weights) {
+  LlamaWeights copy = weights;  // of the handles
+  const std::vector<ExpectedTensor> expected = expected_tensors(config);
+  const std::vector<at::Tensor*> all = places(config, copy);
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  named.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) named.emplace_back(expected[i].name, *all[i]);
+  return named;
+}
+
+LlamaWeights random_weights(const ModelConfig& config, std::uint64_t seed) {
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return make_weights(config, [&](const ExpectedTensor& tensor) {
+    if (tensor.name.ends_with("norm.weight")) return at::ones(tensor.shape);
+    if (tensor.name.ends_with(".bias")) return at::zeros(tensor.shape);
+    return at::empty(tensor.shape, at::kFloat).normal_(0, 0.02, generator);
+  });
+}
+
+LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device) {
+  return make_weights(checkpoint.config(),
+                      [&](const ExpectedTensor& expected) { return checkpoint.tensor(expected.name).to(device); });
 }
 
 }  // namespace tapetune

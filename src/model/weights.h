@@ -3,6 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -23,6 +28,18 @@ struct LlamaWeights {
   at::Tensor norm;  // [hidden]
   Linear head;      // [vocab, hidden]; the embedding itself where tied
 };
+
+// In the order of Projection.
+std::array<Linear*, 7> linears(LayerWeights& layer);
+std::array<const Linear*, 7> linears(const LayerWeights& layer);
+
+// What `make` gives for every tensor that a checkpoint with this config would have, in expected_tensors' order.
+LlamaWeights make_weights(const ModelConfig& config, const std::function<at::Tensor(const ExpectedTensor&)>& make);
+// The way back: every tensor under its name on disk.
+std::vector<std::pair<std::string, at::Tensor>> named_weights(const ModelConfig& config, const LlamaWeights& weights);
+
+// A model before its first step: normal matrices, norms of one, no bias.
+LlamaWeights random_weights(const ModelConfig& config, std::uint64_t seed);
 
 // On the CPU the weights stay mapped; a GPU gets a copy, tensor by tensor.
 LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device = at::kCPU);

@@ -28,6 +28,7 @@ struct DataSource {
 
 struct Recipe {
   std::string model;                // folder of a checkpoint; empty where `init` is set
+  std::string model_hash;           // Checkpoint::hash of it; empty: not known yet
   std::optional<RandomModel> init;  // training from scratch
   std::vector<DataSource> data;
   std::string run;

@@ -184,6 +184,19 @@ Field model_field() {
   return field;
 }
 
+Field model_hash_field() {
+  Field field = optional(text("model_hash", in(&Recipe::model_hash), "hash",
+                              "what the model's weights must be; a run folder's recipe has it"));
+  field.get = [get = field.get](Recipe& recipe) { return recipe.init ? "" : get(recipe); };
+  field.set = [set = field.set](Recipe& recipe, const YamlNode& node, const Report& report) {
+    if (node.kind == Kind::scalar && !node.text.starts_with("blake3-")) {
+      return report(node, must_be("model_hash", "a hash that begins with blake3-", node));
+    }
+    set(recipe, node, report);
+  };
+  return field;
+}
+
 Field init_field() {
   return word(
       "model.init", {"random"}, "weights are drawn: training from scratch",
@@ -362,6 +375,7 @@ std::vector<Field> make_fields() {
       of_random(flag("model.tied", of_model(&RandomModel::tied), "the head shares the embeddings")),
       of_random(optional(text("model.tokenizer", of_model(&RandomModel::tokenizer), "folder",
                               "where the tokenizer of the trained model comes from"))),
+      model_hash_field(),
       needed({{"data", "file or list", "", "", "token files, each FILE or {path: FILE, weight: NUMBER}", true},
               set_data,
               get_data}),

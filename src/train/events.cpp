@@ -1,5 +1,6 @@
 #include "train/events.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>
@@ -63,10 +64,15 @@ std::string event_at_now() {
 
 }  // namespace
 
-EventFile::EventFile(const std::filesystem::path& path) : file_(std::fopen(path.c_str(), "ab")), path_(path) {
-  if (file_ == nullptr) fail("train", "{}: cannot be written: {}.", path.string(), std::strerror(errno));
-  std::fseek(file_, 0, SEEK_END);
-  if (std::ftell(file_) > 0) return;
+EventFile::EventFile(const std::filesystem::path& path, std::int64_t keep_bytes) : path_(path) {
+  namespace fs = std::filesystem;
+  std::error_code status;
+  const auto size = fs::exists(path, status) ? static_cast<std::int64_t>(fs::file_size(path, status)) : 0;
+  bytes_ = std::min(size, keep_bytes);
+  if (size > bytes_) fs::resize_file(path, static_cast<std::uintmax_t>(bytes_), status);
+  file_ = std::fopen(path.c_str(), "ab");
+  if (status || file_ == nullptr) fail("train", "{}: cannot be written; check the run folder.", path.string());
+  if (bytes_ > 0) return;
   std::string event = event_at_now();
   put_bytes(event, 3, "brain.Event:2");  // file_version
   record(event);
@@ -98,8 +104,11 @@ void EventFile::record(std::string_view event) {
   if (std::fwrite(out.data(), 1, out.size(), file_) != out.size()) {
     fail("train", "{}: cannot be written: {}.", path_.string(), std::strerror(errno));
   }
+  bytes_ += static_cast<std::int64_t>(out.size());
 }
 
-void EventFile::flush() { std::fflush(file_); }
+void EventFile::flush() {
+  if (std::fflush(file_) != 0) fail("train", "{}: cannot be written; is the disk full?", path_.string());
+}
 
 }  // namespace tapetune

@@ -72,6 +72,9 @@ RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comme
     for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
       if (!step_of(entry.path().filename().string())) fs::remove_all(entry.path(), status);
     }
+    for (const auto& entry : fs::directory_iterator(path_)) {
+      if (entry.path().filename().string().starts_with(".recipe.yaml.partial-")) fs::remove(entry.path(), status);
+    }
   } catch (...) {
     ::close(lock_);
     throw;
@@ -80,17 +83,18 @@ RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comme
 
 RunFolder::~RunFolder() { ::close(lock_); }
 
-std::vector<RunFolder::Saved> RunFolder::all() const {
+std::vector<RunFolder::Saved> RunFolder::all_in(const fs::path& run) {
   std::vector<Saved> found;
-  for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
+  std::error_code absent;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints", absent)) {
     if (const auto step = step_of(entry.path().filename().string())) found.push_back({*step, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const Saved& a, const Saved& b) { return a.step < b.step; });
   return found;
 }
 
-std::optional<RunFolder::Saved> RunFolder::latest() const {
-  const std::vector<Saved> found = all();
+std::optional<RunFolder::Saved> RunFolder::latest_in(const fs::path& run) {
+  const std::vector<Saved> found = all_in(run);
   return found.empty() ? std::nullopt : std::optional(found.back());
 }
 
@@ -98,10 +102,13 @@ void RunFolder::save(std::int64_t step, std::int64_t keep, const std::function<v
   StagedFolder staged(path_ / "checkpoints" / step_name(step), /*replace=*/true);
   write(staged.path());
   staged.commit();
-  const std::vector<Saved> found = all();
+  const std::vector<Saved> found = all_in(path_);
   std::error_code ignored;
   for (std::size_t i = 0; i + static_cast<std::size_t>(std::max<std::int64_t>(1, keep)) < found.size(); ++i) {
-    fs::remove_all(found[i].folder, ignored);
+    // Out of sight first: a kill while its files go one by one must not leave a part that looks like a checkpoint.
+    const fs::path going = path_ / "checkpoints" / fmt::format(".{}.removed", step_name(found[i].step));
+    fs::rename(found[i].folder, going, ignored);
+    fs::remove_all(ignored ? found[i].folder : going, ignored);
   }
 }
 

@@ -28,12 +28,14 @@ class RunFolder {
     std::filesystem::path folder;
   };
   // The newest; none in a run that has not come so far.
-  std::optional<Saved> latest() const;
+  std::optional<Saved> latest() const { return latest_in(path_); }
+  // The same of a folder that another process may be training in.
+  static std::optional<Saved> latest_in(const std::filesystem::path& run);
   // `write` fills the folder; then all but the newest `keep` are removed.
   void save(std::int64_t step, std::int64_t keep, const std::function<void(const std::filesystem::path&)>& write) const;
 
  private:
-  std::vector<Saved> all() const;  // oldest first
+  static std::vector<Saved> all_in(const std::filesystem::path& run);  // oldest first
   std::filesystem::path path_;
   int lock_ = -1;
 };

@@ -7,7 +7,6 @@
 #include <cstdio>
 
 #include "adapters/peft.h"
-#include "checkpoint/dtype.h"
 #include "checkpoint/writer.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -17,6 +16,7 @@
 #include "data/batches.h"
 #include "model/loss.h"
 #include "train/adamw.h"
+#include "train/base.h"
 #include "train/events.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
@@ -43,59 +43,24 @@ std::uint64_t seed_of(std::uint64_t seed, std::int64_t step, std::int64_t sequen
   return x ^ (x >> 32);
 }
 
-struct Base {
-  ModelConfig config;
-  LlamaWeights weights;
-  at::ScalarType dtype;
-  std::string path;
-};
-
-// A matrix of its own start for every name, whatever the order in which they are made.
-LlamaWeights random_start(const ModelConfig& config, std::uint64_t seed) {
-  at::manual_seed(seed);
-  const std::int64_t h = config.hidden_size, f = config.intermediate_size, q = config.heads * config.head_dim,
-                     k = config.kv_heads * config.head_dim;
-  const auto matrix = [](std::int64_t out, std::int64_t in) { return Linear{at::randn({out, in}) * 0.02, {}}; };
-  LlamaWeights w;
-  w.embedding = matrix(config.vocab_size, h).weight;
-  for (std::int64_t i = 0; i < config.layers; ++i) {
-    w.layers.push_back({at::ones({h}), matrix(q, h), matrix(k, h), matrix(k, h), matrix(h, q), at::ones({h}),
-                        matrix(f, h), matrix(f, h), matrix(h, f)});
+// The recipe with what its base model is by now; a recipe that says what it should be is held to it.
+Recipe with_hash(Recipe recipe) {
+  if (recipe.init) return recipe;
+  const std::string hash = Checkpoint::open(recipe.model).hash();
+  if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
+    fail("train", "{}: its weights are {}, but the recipe's model_hash is {}; take the right model, or leave it out.",
+         recipe.model, hash, recipe.model_hash);
   }
-  w.norm = at::ones({h});
-  w.head = config.tied_embeddings ? Linear{w.embedding, {}} : matrix(config.vocab_size, h);
-  return w;
+  recipe.model_hash = hash;
+  return recipe;
 }
 
-at::ScalarType dtype_of(const Recipe& recipe, at::ScalarType otherwise) {
-  return recipe.dtype == "auto" ? otherwise : dtype_from_word(recipe.dtype).value();
-}
-
-Base open_base(const Recipe& recipe) {
-  if (recipe.init) {
-    const ModelConfig config = random_model_config(recipe);
-    return {config, random_start(config, recipe.seed), dtype_of(recipe, at::kFloat), ""};
-  }
-  const Checkpoint checkpoint = Checkpoint::open(recipe.model);
-  return {checkpoint.config(), map_weights(checkpoint), dtype_of(recipe, default_dtype(checkpoint)), recipe.model};
-}
-
-Batches open_data(const Recipe& recipe, const Base& base) {
-  const fs::path folder = recipe.init ? fs::path(recipe.init->tokenizer) : fs::path(recipe.model);
-  std::error_code status;
-  const bool known = !folder.empty() && fs::exists(folder / "tokenizer.json", status);
-  const std::optional<Vocabulary> vocabulary = known ? std::optional(read_vocabulary(folder)) : std::nullopt;
+Batches open_data(const Recipe& recipe, const BaseModel& base) {
+  const std::optional<Vocabulary> vocabulary = known_vocabulary(base.tokenizer);
   std::vector<DataFile> files;
   for (const DataSource& source : recipe.data) {
-    TokenFile file = fs::path(source.path).extension() == ".bin"
-                         ? TokenFile::open_raw(source.path, base.config.vocab_size)
-                         : TokenFile::open(source.path);
-    if (vocabulary) file.require_vocabulary(*vocabulary);
-    if (file.info().vocabulary_size > base.config.vocab_size && !file.info().raw && !vocabulary) {
-      fail("train", "{}: has a vocabulary of {} tokens, but the model has {}; pack it with the model's tokenizer.",
-           source.path, file.info().vocabulary_size, base.config.vocab_size);
-    }
-    files.push_back({std::move(file), recipe.data.size() > 1 ? std::optional(source.weight) : std::nullopt});
+    files.push_back({open_tokens(source.path, vocabulary, base.config),
+                     recipe.data.size() > 1 ? std::optional(source.weight) : std::nullopt});
   }
   BatchSettings settings;
   settings.context = recipe.context;
@@ -112,25 +77,14 @@ at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
 }
 
 // The name of the first tensor that is not all numbers: what trains, the base, then gradients.
-std::string first_bad(const std::vector<Parameter>& parameters, const LlamaWeights& base) {
+std::string first_bad(const std::vector<Parameter>& parameters, const BaseModel& base) {
   const auto bad = [](const at::Tensor& t) { return t.defined() && !at::isfinite(t).all().item<bool>(); };
   for (const Parameter& p : parameters) {
     if (bad(p.value)) return p.name;
   }
-  if (bad(base.embedding)) return "model.embed_tokens.weight";
-  for (std::size_t i = 0; i < base.layers.size(); ++i) {
-    const LayerWeights& w = base.layers[i];
-    const std::pair<Projection, const Linear*> linears[] = {
-        {Projection::q, &w.q},       {Projection::k, &w.k},   {Projection::v, &w.v},      {Projection::o, &w.o},
-        {Projection::gate, &w.gate}, {Projection::up, &w.up}, {Projection::down, &w.down}};
-    for (const auto& [which, linear] : linears) {
-      if (bad(linear->weight)) return module_name(static_cast<std::int64_t>(i), which) + ".weight";
-    }
-    if (bad(w.input_norm)) return fmt::format("model.layers.{}.input_layernorm.weight", i);
-    if (bad(w.post_attention_norm)) return fmt::format("model.layers.{}.post_attention_layernorm.weight", i);
+  for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
+    if (bad(tensor)) return name;
   }
-  if (bad(base.norm)) return "model.norm.weight";
-  if (bad(base.head.weight)) return "lm_head.weight";
   for (const Parameter& p : parameters) {
     if (bad(p.value.grad())) return "the gradient of " + p.name;
   }
@@ -142,10 +96,12 @@ class Metrics {
  public:
   Metrics(const fs::path& path, std::int64_t keep_bytes) : path_(path) {
     std::error_code status;
-    if (fs::exists(path, status)) fs::resize_file(path, static_cast<std::uintmax_t>(keep_bytes), status);
+    const auto size = fs::exists(path, status) ? static_cast<std::int64_t>(fs::file_size(path, status)) : 0;
+    if (size < keep_bytes) warn("{}: lines of earlier steps are gone; it goes on without them", path.string());
+    bytes_ = std::min(size, keep_bytes);
+    if (size > bytes_) fs::resize_file(path, static_cast<std::uintmax_t>(bytes_), status);
     file_ = std::fopen(path.c_str(), "ab");
     if (status || file_ == nullptr) fail("train", "{}: cannot be written; check the run folder.", path.string());
-    bytes_ = keep_bytes;
   }
   ~Metrics() { std::fclose(file_); }
   Metrics(const Metrics&) = delete;
@@ -158,7 +114,11 @@ class Metrics {
     }
     bytes_ += static_cast<std::int64_t>(text.size());
   }
-  std::int64_t bytes() const { return bytes_; }
+  // A checkpoint that survives a loss of power must not count on lines that did not.
+  std::int64_t bytes_on_disk() const {
+    if (::fsync(::fileno(file_)) != 0) fail("train", "{}: cannot be written; is the disk full?", path_.string());
+    return bytes_;
+  }
 
  private:
   fs::path path_;
@@ -187,13 +147,13 @@ class SpikeWatch {
 class Trainer {
  public:
   Trainer(const Recipe& recipe, const std::string& version)
-      : recipe_(recipe),
+      : recipe_(with_hash(recipe)),
         base_(open_base(recipe)),
         batches_(open_data(recipe, base_)),
         adapted_(start()),
         optimizer_(adapted_.parameters, {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps,
                                          recipe.optimizer.weight_decay}),
-        run_(recipe, {fmt::format("tapetune {}", version), fmt::format("base: {}", base_.path)}) {
+        run_(recipe_, {fmt::format("tapetune {}", version)}) {
     for (const std::string& note : adapted_.notes) warn("{}", note);
     if (adapted_.parameters.empty()) fail("train", "method {} trains nothing; choose another.", recipe.method.method);
     schedule_.kind = recipe.schedule.kind == "cosine"   ? ScheduleKind::cosine
@@ -210,15 +170,17 @@ class Trainer {
     TrainResult result;
     result.first_step = step_;
     Metrics metrics(run_.path() / "metrics.jsonl", metrics_bytes_);
-    EventFile events(run_.path() / fmt::format("events.out.tfevents.{}.tapetune", recipe_.seed));
+    EventFile events(run_.path() / fmt::format("events.out.tfevents.{}.tapetune", recipe_.seed), events_bytes_);
     const std::int64_t tokens = recipe_.batch * recipe_.context;
     Progress progress("train", static_cast<std::uint64_t>((recipe_.steps - step_) * tokens), "tokens");
     std::int64_t saved = step_;
     const auto save_now = [&] {
-      metrics_bytes_ = metrics.bytes();
+      metrics_bytes_ = metrics.bytes_on_disk();
+      events_bytes_ = events.bytes();
       save();
       saved = step_;
     };
+    result.first_step_at = now();
     try {
       while (step_ < recipe_.steps) {
         const double begin = now();
@@ -287,6 +249,7 @@ class Trainer {
     const auto tokens = static_cast<double>(recipe_.batch * recipe_.context);
     double sum = 0;
     for (std::int64_t begin = 0; begin < recipe_.batch; begin += recipe_.micro_batch) {
+      check_interrupted();
       std::vector<TokenIds> rows;
       rows.reserve(static_cast<std::size_t>(recipe_.micro_batch));
       for (std::int64_t r = 0; r < recipe_.micro_batch; ++r) {
@@ -310,7 +273,7 @@ class Trainer {
     if (std::isfinite(loss_) && std::isfinite(norm)) return norm;
     const auto last = run_.latest();
     fail("train", "step {}: {} is not a number any more; the last good checkpoint is {}. Try a smaller optimizer.lr.",
-         step_ + 1, first_bad(adapted_.parameters, base_.weights), last ? last->folder.string() : "none yet");
+         step_ + 1, first_bad(adapted_.parameters, base_), last ? last->folder.string() : "none yet");
   }
 
   double evaluate() const {
@@ -334,7 +297,12 @@ class Trainer {
       save_safetensors(folder / "optimizer.safetensors", optimizer_.state(), false);
       OutputFile state(folder / "state.json");
       batches_.skip(step_ * recipe_.batch - batches_.position());
-      state.write(Json{{"step", step_}, {"metrics_bytes", metrics_bytes_}, {"data", batches_.state()}}.dump(2) + "\n");
+      const Json json{{"step", step_},
+                      {"loss", loss_},
+                      {"metrics_bytes", metrics_bytes_},
+                      {"events_bytes", events_bytes_},
+                      {"data", batches_.state()}};
+      state.write(json.dump(2) + "\n");
       state.finish();
     });
   }
@@ -351,12 +319,14 @@ class Trainer {
     const fs::path file = last->folder / "state.json";
     const Json json = parse_json(read_text(file), "train", file.string());
     step_ = json.at("step").get<std::int64_t>();
+    loss_ = json.at("loss").get<double>();
     metrics_bytes_ = json.at("metrics_bytes").get<std::int64_t>();
+    events_bytes_ = json.at("events_bytes").get<std::int64_t>();
     batches_.restore(json.at("data"));
   }
 
   Recipe recipe_;
-  Base base_;
+  BaseModel base_;
   Batches batches_;
   AdaptedModel adapted_;
   AdamW optimizer_;
@@ -364,7 +334,7 @@ class Trainer {
   Schedule schedule_;
   SpikeWatch spikes_;
   std::int64_t step_ = 0;
-  std::int64_t metrics_bytes_ = 0;
+  std::int64_t metrics_bytes_ = 0, events_bytes_ = 0;
   double loss_ = 0;
 };
 

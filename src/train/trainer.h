@@ -10,6 +10,7 @@ namespace tapetune {
 
 struct TrainResult {
   std::int64_t first_step = 0;  // where this process began
+  double first_step_at = 0;     // and when, in seconds of the monotonic clock
   std::int64_t steps = 0;       // done in all
   double loss = 0;              // of the last step
   std::string adapter;          // the folder of the result

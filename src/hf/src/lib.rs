@@ -1,9 +1,11 @@
-//! Hugging Face's own tokenizers and safetensors crates behind a C++ bridge.
+//! Hugging Face's own tokenizers and safetensors crates, and BLAKE3, behind a C++ bridge.
 //! What can fail returns a Result, which cxx turns into rust::Error; panics of the tokenizers crate are caught.
 
+mod hasher;
 mod safetensors_header;
 mod tokenizer;
 
+use hasher::{new_hasher, Hasher};
 use safetensors_header::{read_header, write_header};
 use tokenizer::{open_tokenizer, Tokenizer, TokenStream};
 
@@ -38,6 +40,11 @@ mod ffi {
     extern "Rust" {
         fn read_header(file: &[u8]) -> Result<Header>;
         fn write_header(tensors: &[Entry], metadata: &[KeyValue]) -> Result<Vec<u8>>;
+
+        type Hasher;
+        fn new_hasher() -> Box<Hasher>;
+        fn update(self: &mut Hasher, bytes: &[u8]);
+        fn hex(self: &Hasher) -> String;
 
         type Tokenizer;
         fn open_tokenizer(json: &[u8]) -> Result<Box<Tokenizer>>;

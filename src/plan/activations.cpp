@@ -1,0 +1,86 @@
+#include "plan/activations.h"
+
+namespace tapetune {
+
+namespace {
+
+// Numbers a token that one layer keeps for its backward, part by part, and that exist for a moment in it.
+struct LayerNumbers {
+  double input = 0;      // what the layer before it gave; all that full checkpointing keeps
+  double attention = 0;  // the results of attention, which selective checkpointing keeps as well
+  double rest = 0;
+  double moment = 0;
+  double kept() const { return input + attention + rest; }
+};
+
+LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, bool state_learns) {
+  const Llama& model = adapted.model;
+  const ModelConfig& c = model.config();
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const double hidden = number(c.hidden_size), inner = number(c.intermediate_size), heads = number(c.heads),
+               channels = number(c.kv_heads), queries = number(c.heads * c.head_dim),
+               keys = number(c.kv_heads * c.head_dim);
+  const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
+  const bool pairs = !model.seams().linear->trained(index).empty();
+  const auto& targets = adapted.options.targets;
+  const auto trains = [&](Projection which) {
+    return all[static_cast<std::size_t>(which)]->weight.requires_grad() ||
+           (pairs && std::find(targets.begin(), targets.end(), which) != targets.end());
+  };
+  const bool updates = model.seams().position->updates(index);
+
+  LayerNumbers n;
+  const double update = updates ? hidden + 2 * number(adapted.options.width) * heads + channels * channels : 0;
+  const LayerWeights& w = model.weights().layers[static_cast<std::size_t>(index)];
+  if (index == 0 && !pairs && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
+      !model.weights().embedding.requires_grad()) {
+    // Nothing before or in the first layer learns but how positions change.
+    n.rest = updates ? keys + queries + update : 0;
+    return n;
+  }
+  n.input = hidden + (updates || state_learns ? keys : 0);
+  n.attention = queries * (updates ? 2 : 1) + heads;
+  n.rest = queries + 2 * keys + hidden + 2 * inner;  // q, k, v; the input of the second norm; gate and up
+  if (state_learns) n.rest += queries + keys;        // before they are turned
+  if (trains(Projection::q) || trains(Projection::k) || trains(Projection::v)) n.rest += hidden;
+  if (trains(Projection::gate) || trains(Projection::up)) n.rest += hidden;
+  if (trains(Projection::down)) n.rest += inner;
+  if (pairs) n.rest += number(adapted.options.rank) * number(static_cast<std::int64_t>(targets.size()));
+  n.rest += update;
+  // The gradients of the feed-forward's inside, when what its last projection kept is gone; or those of attention, when
+  // the inside is gone.
+  n.moment = std::max((trains(Projection::down) ? 2 : 3) * inner + 2 * hidden, 5 * queries + hidden - 2 * inner);
+  return n;
+}
+
+}  // namespace
+
+StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int64_t tokens,
+                       Checkpointing checkpointing) {
+  const Llama& model = adapted.model;
+  const ModelConfig& c = model.config();
+  const double places = static_cast<double>(rows * tokens),
+               bytes = places * static_cast<double>(c10::elementSize(model.dtype()));
+  double kept = 0, again = 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    const LayerNumbers n = numbers(adapted, i, i > 0 && model.seams().position->updates());
+    if (checkpointing == Checkpointing::off) {
+      kept += n.kept();
+      again = std::max(again, n.moment);
+    } else {
+      kept += n.input + (checkpointing == Checkpointing::selective ? n.attention : 0);
+      again = std::max(again, n.kept() - n.input + n.moment);
+    }
+  }
+  const double hidden = static_cast<double>(c.hidden_size);
+  kept += 3 * hidden;  // behind the last layer: its norm, and gradients
+  const double logits = 4 * static_cast<double>(std::int64_t{1} << 24);  // one block of them
+  const double block = std::min(logits, 4 * places * static_cast<double>(c.vocab_size));
+  // The backward begins when the logits are gone.
+  const double backward = again * bytes;
+  const at::Tensor& head = model.weights().head.weight;
+  const double gradient = head.requires_grad() ? 4 * static_cast<double>(head.numel()) : 0;  // waits for its turn
+  return {kept * bytes + backward, gradient + std::max(0.0, block - backward)};
+}
+
+}  // namespace tapetune

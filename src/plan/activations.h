@@ -1,0 +1,19 @@
+// The memory of a step beyond weights and what trains: what the forward keeps for the backward, and what exists for a
+// moment.
+#pragma once
+
+#include <cstdint>
+
+#include "adapters/adapter.h"
+
+namespace tapetune {
+
+struct StepMemory {
+  double activations = 0;  // bytes, at the moment when they are most
+  double loss = 0;         // what the blocks of logits add to that moment
+};
+
+StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int64_t tokens,
+                       Checkpointing checkpointing);
+
+}  // namespace tapetune

@@ -1,0 +1,83 @@
+#include "plan/plan.h"
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "checkpoint/dtype.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/json.h"
+#include "data/token_file.h"
+#include "plan/activations.h"
+#include "plan/base.h"
+
+namespace tapetune {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+double bytes_of(const at::Tensor& t) { return static_cast<double>(t.numel()) * static_cast<double>(t.element_size()); }
+
+// What this process holds by now: the libraries, which every run has as well.
+double resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  double total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+std::optional<double> epochs(const Recipe& recipe, const ModelConfig& config) {
+  double tokens = 0;
+  for (const DataSource& source : recipe.data) {
+    std::error_code status;
+    if (!fs::exists(source.path, status)) return std::nullopt;
+    const bool raw = fs::path(source.path).extension() == ".bin";
+    const TokenFile file = raw ? TokenFile::open_raw(source.path, config.vocab_size) : TokenFile::open(source.path);
+    tokens += static_cast<double>(file.info().tokens);
+  }
+  return static_cast<double>(recipe.steps * recipe.batch * recipe.context) / (tokens * (1 - recipe.held_out));
+}
+
+}  // namespace
+
+double Plan::peak_memory() const {
+  double sum = 0;
+  for (const auto& [part, bytes] : memory) sum += bytes;
+  return sum;
+}
+
+Plan make_plan(const Recipe& recipe) {
+  const PlannedBase base = planned_base(recipe);
+  const AdaptedModel adapted = adapt(base.config, base.weights, recipe.method, base.dtype);
+  Plan plan;
+  double weights = 0, trained = 0;
+  for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
+    plan.parameters += tensor.numel();
+    weights += bytes_of(tensor);
+  }
+  for (const Parameter& p : adapted.parameters) {
+    plan.trained += p.value.numel();
+    plan.trained_by_part[std::string(part_of(p))] += p.value.numel();
+    trained += bytes_of(p.value);
+  }
+  const std::int64_t rows = recipe.micro_batch;
+  const StepMemory step = step_memory(adapted, rows, recipe.context, recipe.checkpointing);
+  plan.memory = {{"program", resident_bytes()},
+                 {"weights", weights},
+                 {"trained", trained},
+                 {"gradients", trained},
+                 {"optimizer", 2 * trained},
+                 {"activations", step.activations},
+                 {"loss", step.loss}};
+  plan.checkpoint_bytes = 3 * trained;
+  plan.disk_bytes = plan.checkpoint_bytes * static_cast<double>(std::max<std::int64_t>(1, recipe.keep)) + trained;
+  plan.tokens = recipe.steps * recipe.batch * recipe.context;
+  plan.epochs = epochs(recipe, base.config);
+  plan.step_flops = static_cast<double>(recipe.batch) *
+                    step_flops(adapted, recipe.context, recipe.checkpointing).total(adapted.model.config().layers);
+  return plan;
+}
+
+}  // namespace tapetune

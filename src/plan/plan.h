@@ -1,0 +1,36 @@
+// What a recipe will take, before it starts: parameters, memory, disk, tokens and time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/flops.h"
+#include "recipe/recipe.h"
+
+namespace tapetune {
+
+struct Plan {
+  std::int64_t parameters = 0, trained = 0;
+  std::map<std::string, std::int64_t> trained_by_part;  // part_of
+  std::vector<std::pair<std::string, double>> memory;   // bytes by part, of one process on a CPU
+  double peak_memory() const;
+  double checkpoint_bytes = 0;  // of one
+  double disk_bytes = 0;        // when the run has ended
+  std::int64_t tokens = 0;
+  std::optional<double> epochs;  // where the data is there to be counted
+  double step_flops = 0;         // with what checkpointing computes again
+  std::optional<double> step_seconds;
+};
+
+// The model's config.json is enough; the data need not be there.
+Plan make_plan(const Recipe& recipe);
+
+// The seconds of a step on this machine, from a few short steps of models with the recipe's shape and method but two
+// and three layers, and fewer tokens where those would take long.
+double probe_step(const Recipe& recipe);
+
+}  // namespace tapetune
