@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: runs a real model of 135 million parameters")
+    config.addinivalue_line("markers", "slow: runs a real model of 135 million parameters, or one process after another")
 
 
 @pytest.fixture(scope="session")
