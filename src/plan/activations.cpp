@@ -80,7 +80,7 @@ StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int6
   const double backward = again * bytes;
   const at::Tensor& head = model.weights().head.weight;
   const double gradient = head.requires_grad() ? 4 * static_cast<double>(head.numel()) : 0;  // waits for its turn
-  return {kept * bytes + backward, gradient + std::max(0.0, block - backward)};
+  return {kept * bytes + backward, gradient + std::max(0.0, block - backward), backward};
 }
 
 }  // namespace tapetune

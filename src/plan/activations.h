@@ -11,6 +11,7 @@ namespace tapetune {
 struct StepMemory {
   double activations = 0;  // bytes, at the moment when they are most
   double loss = 0;         // what the blocks of logits add to that moment
+  double moment = 0;       // of the activations, those that come and go with each layer
 };
 
 StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int64_t tokens,

@@ -20,7 +20,7 @@ METHODS = {
     "tape": "{method: tape, rank: 2, random_offset: true}",
     "full": "{method: full}",
 }
-STEPS, KEEP = 220, 2
+STEPS, KEEP = 280, 2
 # What a kill waits for, in turns; 50 in all. `start` is any moment of a process's life, mostly before its first step.
 MOMENTS = ["start", "step", "write", "step", "write", "clear", "step", "write", "step", "write"] * 5
 CLOCKS = ("tokens_per_s", "peak_mb")  # all other metrics must be the same
@@ -192,7 +192,7 @@ def test_killed_at_fifty_moments(whole, tapetune, tmp_path):
         assert run.saved() >= furthest, "a checkpoint was lost"
         furthest = run.saved()
     # Or the test would show nothing.
-    assert len(MOMENTS) == 50 and killed >= 30, f"only {killed} kills found a process at work"
+    assert len(MOMENTS) == 50 and killed >= 40, f"only {killed} kills found a process at work"
     assert within_write >= 10, f"only {within_write} kills fell into the writing of a checkpoint"
     run.finish()
     assert run.metrics() == undisturbed.metrics()
