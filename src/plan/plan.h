@@ -29,8 +29,8 @@ struct Plan {
 // The model's config.json is enough; the data need not be there.
 Plan make_plan(const Recipe& recipe);
 
-// The seconds of a step on this machine, from a few short steps of models with the recipe's shape and method but two
-// and three layers, and fewer tokens where those would take long.
+// The seconds of a step on this machine, from a few steps of a random model with the recipe's shape and method; with
+// fewer layers, and then fewer tokens, where those would take long.
 double probe_step(const Recipe& recipe);
 
 }  // namespace tapetune

@@ -40,34 +40,31 @@ Timed timed_step(const AdaptedModel& adapted, const Recipe& recipe, std::int64_t
 }  // namespace
 
 double probe_step(const Recipe& recipe) {
-  constexpr double budget = 3e11;  // operations that a desktop does in a few seconds
+  constexpr double budget = 5e11;  // operations that a desktop does in a few seconds
+  constexpr std::int64_t fewest_layers = 3, fewest_tokens = 64;
   const PlannedBase base = planned_base(recipe);
-  const std::int64_t layers = base.config.layers;
-  ModelConfig config = base.config;
-  config.layers = std::min<std::int64_t>(3, layers);
-  LlamaWeights weights = random_weights(config, 0);
-  const AdaptedModel three = adapt(config, weights, recipe.method, base.dtype);
-  config.layers = std::min<std::int64_t>(2, layers);
-  weights.layers.resize(static_cast<std::size_t>(config.layers));
-  const AdaptedModel two = adapt(config, weights, recipe.method, base.dtype);
-  std::int64_t tokens = recipe.context;
+  const AdaptedModel whole = adapt(base.config, base.weights, recipe.method, base.dtype);
   const auto rows = static_cast<double>(recipe.micro_batch);
-  while (tokens > 64 && rows * step_flops(three, tokens, recipe.checkpointing).total(3) > budget) tokens /= 2;
-  const Timed small = timed_step(two, recipe, tokens);
-  if (layers <= 2) {
-    const double grown = step_flops(two, recipe.context, recipe.checkpointing).total(layers) /
-                         step_flops(two, tokens, recipe.checkpointing).total(layers);
-    return small.gradients * grown * static_cast<double>(recipe.batch) / rows + small.optimizer;
-  }
-  const Timed large = timed_step(three, recipe, tokens);
-  const StepFlops here = step_flops(three, tokens, recipe.checkpointing),
-                  there = step_flops(three, recipe.context, recipe.checkpointing);
-  const double middle = std::max(0.0, large.gradients - small.gradients),
-               rest = std::max(0.0, small.gradients - middle);
-  const auto inner = static_cast<double>(layers - 1);
-  const double micro = middle * inner * there.layer / here.layer + rest * there.rest / here.rest;
-  const double update = small.optimizer + std::max(0.0, large.optimizer - small.optimizer) * (inner - 1);
-  return micro * static_cast<double>(recipe.batch) / rows + update;
+  const auto operations = [&](std::int64_t layers, std::int64_t tokens) {
+    return rows * step_flops(whole, tokens, recipe.checkpointing).total(layers);
+  };
+  // Fewer layers are much the same work, fewer tokens are less like it.
+  std::int64_t layers = base.config.layers, tokens = recipe.context;
+  while (layers > fewest_layers && operations(layers, tokens) > budget) --layers;
+  while (tokens > fewest_tokens && operations(layers, tokens) > budget) tokens /= 2;
+
+  ModelConfig config = base.config;
+  config.layers = layers;
+  const AdaptedModel part = adapt(config, random_weights(config, 0), recipe.method, base.dtype);
+  const Timed timed = timed_step(part, recipe, tokens);
+  const auto trained = [](const AdaptedModel& model) {
+    double sum = 0;
+    for (const Parameter& p : model.parameters) sum += static_cast<double>(p.value.numel());
+    return sum;
+  };
+  const double grown = operations(base.config.layers, recipe.context) / operations(layers, tokens);
+  return timed.gradients * grown * static_cast<double>(recipe.batch) / rows +
+         timed.optimizer * trained(whole) / trained(part);
 }
 
 }  // namespace tapetune
