@@ -300,7 +300,7 @@ TEST_CASE("bad input: killed at any moment, convert leaves the output absent or 
     const pid_t child = ::fork();
     if (child == 0) {
       const std::string path = model.path(), out = model.out();
-      ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "convert", path.c_str(), "--out", out.c_str(), "--shard-size", "4KB",
+      ::execl(tapetune_binary, tapetune_binary, "convert", path.c_str(), "--out", out.c_str(), "--shard-size", "4KB",
               "--force", nullptr);
       ::_exit(127);
     }

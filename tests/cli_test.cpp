@@ -28,7 +28,8 @@ std::vector<std::string> lines(const std::string& text) {
 }  // namespace
 
 TEST_CASE("every verb has help with an example, and a wrong word is a usage error") {
-  for (const char* verb : {"inspect", "generate", "logits", "tokenize", "convert", "adapter", "check", "eval"}) {
+  for (const char* verb : {"inspect", "generate", "logits", "tokenize", "convert", "data", "adapter", "check", "plan",
+                           "recipes", "train", "eval"}) {
     const RunResult help = run({verb, "--help"});
     CHECK(help.exit == 0);
     CHECK_THAT(help.out, Contains(std::string("example: ")) && Contains(std::string("tapetune ") + verb));
@@ -150,7 +151,7 @@ TEST_CASE("results that cannot be written are no success") {
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"inspect", model.path()},
         {"generate", model.path(), "--prompt", "ab", "--max-new-tokens", "3"}}) {
-    std::string command = std::string("'") + TAPETUNE_BINARY + "'";
+    std::string command = std::string("'") + tapetune_binary + "'";
     for (const std::string& word : words) command += " '" + word + "'";
     CHECK(WEXITSTATUS(std::system((command + " >/dev/full 2>/dev/null").c_str())) == 1);
   }
@@ -164,7 +165,7 @@ TEST_CASE("an interrupted tokenize ends with exit 3, even while it waits for inp
   if (child == 0) {
     ::dup2(pipe_ends[0], 0);
     const std::string path = model.path();
-    ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "-q", "tokenize", path.c_str(), nullptr);
+    ::execl(tapetune_binary, tapetune_binary, "-q", "tokenize", path.c_str(), nullptr);
     ::_exit(127);
   }
   ::usleep(1'500'000);

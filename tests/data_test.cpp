@@ -751,7 +751,7 @@ TEST_CASE("data pack that is killed leaves nothing under the final name, and the
   const auto start_and = [&](int signal) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "-q", "data", "pack", text.c_str(), "--model", model.c_str(), "--out",
+      ::execl(tapetune_binary, tapetune_binary, "-q", "data", "pack", text.c_str(), "--model", model.c_str(), "--out",
               out.c_str(), nullptr);
       ::_exit(127);
     }

@@ -518,7 +518,7 @@ TEST_CASE("eval perplexity that is interrupted exits with 3, and the same comman
   const std::vector<std::string> words{"--data", files.path("long.tokens"), "--context", "32", "--stride", "1"};
   std::vector<std::string> kept = words;
   kept.insert(kept.end(), {"--resume", files.path("sums.json")});
-  std::vector<std::string> command{TAPETUNE_BINARY, "eval", "perplexity", files.model.path(), "--threads", "1", "-q"};
+  std::vector<std::string> command{tapetune_binary, "eval", "perplexity", files.model.path(), "--threads", "1", "-q"};
   command.insert(command.end(), kept.begin(), kept.end());
   const pid_t child = ::fork();
   if (child == 0) {
@@ -526,13 +526,13 @@ TEST_CASE("eval perplexity that is interrupted exits with 3, and the same comman
     std::vector<char*> argv;
     for (std::string& word : command) argv.push_back(word.data());
     argv.push_back(nullptr);
-    ::execv(TAPETUNE_BINARY, argv.data());
+    ::execv(tapetune_binary, argv.data());
     ::_exit(127);
   }
   // Its handler stands once the mask of caught signals has the bit; before, the signal would just end it.
   const auto ready = [&] {
     std::error_code status_of_link;
-    if (fs::read_symlink(fmt::format("/proc/{}/exe", child), status_of_link) != TAPETUNE_BINARY) return false;
+    if (fs::read_symlink(fmt::format("/proc/{}/exe", child), status_of_link) != tapetune_binary) return false;
     std::ifstream status(fmt::format("/proc/{}/status", child));
     for (std::string line; std::getline(status, line);) {
       if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (SIGINT - 1) & 1) != 0;

@@ -139,7 +139,7 @@ const char* base_of(const std::string& key) { return key.rfind("model.", 0) == 0
 }  // namespace
 
 TEST_CASE("recipe: every shipped one is right, says how it is run and reads back as resolved") {
-  const fs::path folder = fs::path(TAPETUNE_SOURCE) / "recipes";
+  const fs::path folder = fs::path(source_folder) / "recipes";
   std::set<std::string> names, runs;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
     if (entry.path().extension() != ".yaml") continue;
@@ -160,7 +160,7 @@ TEST_CASE("recipe: every shipped one is right, says how it is run and reads back
 }
 
 TEST_CASE("recipe: those of the papers have the papers' settings") {
-  const fs::path folder = fs::path(TAPETUNE_SOURCE) / "recipes" / "llama2-7b-8k";
+  const fs::path folder = fs::path(source_folder) / "recipes" / "llama2-7b-8k";
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".yaml") continue;
     INFO(entry.path());

@@ -13,6 +13,9 @@
 namespace tapetune::test {
 namespace fs = std::filesystem;
 
+const char* const tapetune_binary = TAPETUNE_BINARY;
+const char* const source_folder = TAPETUNE_SOURCE;
+
 TempFolder::TempFolder() {
   std::string pattern = (fs::temp_directory_path() / "tapetune-test-XXXXXX").string();
   path_ = ::mkdtemp(pattern.data());
@@ -35,10 +38,10 @@ RunResult run(const std::vector<std::string>& words, const std::function<void()>
     if (std::freopen(out.c_str(), "w", stdout) == nullptr || std::freopen(err.c_str(), "w", stderr) == nullptr)
       ::_exit(126);
     std::vector<std::string> copy = words;
-    std::vector<char*> argv{const_cast<char*>(TAPETUNE_BINARY)};
+    std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
     for (std::string& word : copy) argv.push_back(word.data());
     argv.push_back(nullptr);
-    ::execv(TAPETUNE_BINARY, argv.data());
+    ::execv(tapetune_binary, argv.data());
     ::_exit(127);
   }
   int status = 0;
@@ -46,11 +49,11 @@ RunResult run(const std::vector<std::string>& words, const std::function<void()>
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
 }
 
-fs::path data(const std::string& name) { return fs::path(TAPETUNE_SOURCE) / "tests" / "data" / name; }
+fs::path data(const std::string& name) { return fs::path(source_folder) / "tests" / "data" / name; }
 
 fs::path shared(const std::string& name) {
   const char* given = std::getenv("TAPETUNE_SHARED");
-  const fs::path path = (given != nullptr ? fs::path(given) : fs::path(TAPETUNE_SOURCE) / ".." / "shared") / name;
+  const fs::path path = (given != nullptr ? fs::path(given) : fs::path(source_folder) / ".." / "shared") / name;
   std::error_code status;
   if (fs::exists(path, status)) return path;
   fmt::print("SKIPPED: {} is not there\n", path.string());

@@ -31,6 +31,9 @@ class TempFolder {
 void write_file(const std::filesystem::path& path, const std::string& text);
 std::string read_file(const std::filesystem::path& path);
 
+extern const char* const tapetune_binary;  // what is tested
+extern const char* const source_folder;
+
 struct RunResult {
   int exit = -1;
   std::string out, err;

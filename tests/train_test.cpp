@@ -153,7 +153,7 @@ TEST_CASE("training: a run that is killed at any moment goes on and ends bit for
       if (child == 0) {
         std::freopen("/dev/null", "w", stderr);
         std::freopen("/dev/null", "w", stdout);
-        ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "train", cut.recipe().c_str(), steps.c_str(), "--threads", "1",
+        ::execl(tapetune_binary, tapetune_binary, "train", cut.recipe().c_str(), steps.c_str(), "--threads", "1",
                 nullptr);
         ::_exit(127);
       }
@@ -277,7 +277,7 @@ TEST_CASE("training: two processes do not share a run folder") {
   if (first == 0) {
     std::freopen("/dev/null", "w", stderr);
     std::freopen("/dev/null", "w", stdout);
-    ::execl(TAPETUNE_BINARY, TAPETUNE_BINARY, "train", run_.recipe().c_str(), "steps=100000", nullptr);
+    ::execl(tapetune_binary, tapetune_binary, "train", run_.recipe().c_str(), "steps=100000", nullptr);
     ::_exit(127);
   }
   while (!fs::exists(fs::path(run_.folder()) / "metrics.jsonl")) {

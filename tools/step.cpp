@@ -2,15 +2,13 @@
 // tools/bench step runs it; it prints one JSON object.
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 #include <chrono>
 #include <iostream>
 
 #include "adapters/adapter.h"
 #include "core/json.h"
+#include "core/memory.h"
 #include "model/loss.h"
 #include "plan/flops.h"
 
@@ -49,10 +47,7 @@ double peak_gflops() {
 }  // namespace
 
 int main(int argc, char** argv) {
-#ifdef __GLIBC__
-  ::mallopt(M_MMAP_MAX, 0);  // as in the tapetune binary
-  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
-#endif
+  set_up_memory();  // as in the tapetune binary
   CLI::App app{"A timed training step of a random 58M-parameter Llama"};
   std::vector<std::string> method{"lora"};
   std::string checkpointing = "off", also;

@@ -1,11 +1,9 @@
 #include <CLI/CLI.hpp>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/memory.h"
 #include "core/signals.h"
 
 namespace {
@@ -26,12 +24,16 @@ int run(int argc, char** argv) {
   tapetune::cli::add_logits(app);
   tapetune::cli::add_tokenize(app);
   tapetune::cli::add_convert(app);
+  tapetune::cli::add_import(app);
+  tapetune::cli::add_export(app);
   tapetune::cli::add_data(app);
   tapetune::cli::add_adapter(app);
   tapetune::cli::add_check(app);
   tapetune::cli::add_plan(app);
   tapetune::cli::add_recipes(app);
   tapetune::cli::add_train(app);
+  tapetune::cli::add_merge(app);
+  tapetune::cli::add_verify(app);
   tapetune::cli::add_eval(app);
   try {
     app.parse(argc, argv);
@@ -56,12 +58,7 @@ int report(std::string_view component, std::string text, ExitCode code, bool sev
 }  // namespace
 
 int main(int argc, char** argv) {
-#ifdef __GLIBC__
-  // Activations come and go layer by layer; giving their pages back each time is work for the kernel (8% of a profile
-  // of a prefill, 5% of a training step), and what comes back is zeroed first.
-  ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
-#endif
+  tapetune::set_up_memory();
   tapetune::catch_signals();
   try {
     return run(argc, argv);

@@ -319,9 +319,9 @@ class Trainer {
     const fs::path file = last->folder / "state.json";
     const Json json = parse_json(read_text(file), "train", file.string());
     step_ = json.at("step").get<std::int64_t>();
-    loss_ = json.at("loss").get<double>();
+    loss_ = json.value("loss", 0.0);
     metrics_bytes_ = json.at("metrics_bytes").get<std::int64_t>();
-    events_bytes_ = json.at("events_bytes").get<std::int64_t>();
+    events_bytes_ = json.value("events_bytes", std::int64_t{0});
     batches_.restore(json.at("data"));
   }
 

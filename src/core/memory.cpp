@@ -1,0 +1,41 @@
+#include "core/memory.h"
+
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <cstdint>
+#include <string_view>
+
+namespace tapetune {
+
+namespace {
+
+// Segments that nobody writes to hold what the file holds.
+int release_read_only(dl_phdr_info* library, std::size_t, void*) {
+  if (std::string_view(library->dlpi_name).find("libtorch") == std::string_view::npos) return 0;
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  for (int i = 0; i < library->dlpi_phnum; ++i) {
+    const auto& segment = library->dlpi_phdr[i];
+    if (segment.p_type != PT_LOAD || (segment.p_flags & PF_W) != 0) continue;
+    const std::uintptr_t begin = (library->dlpi_addr + segment.p_vaddr + page - 1) / page * page,
+                         end = (library->dlpi_addr + segment.p_vaddr + segment.p_memsz) / page * page;
+    if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void set_up_memory() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+  ::dl_iterate_phdr(release_read_only, nullptr);
+}
+
+}  // namespace tapetune
