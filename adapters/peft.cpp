@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view prefix = "base_model.model.";
 constexpr const char* head_name = "lm_head.weight";
+constexpr const char* adapter_file = "adapter_model.safetensors";
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 
 bool has_low_rank(const std::vector<Parameter>& parameters) {
@@ -155,6 +156,20 @@ void check_shape(const Parameter& parameter, const TensorEntry& entry, const std
        parameter.name, shape_text(parameter.value.sizes().vec()), shape_text(entry.shape));
 }
 
+// Block by block: such a matrix may be a large part of the memory.
+bool same_numbers(const StoredTensor& stored, const at::Tensor& expected) {
+  if (at::IntArrayRef(stored.entry.shape) != expected.sizes()) return false;
+  constexpr std::int64_t block = 1024;
+  for (std::int64_t begin = 0; begin < expected.size(0); begin += block) {
+    const std::int64_t count = std::min(block, expected.size(0) - begin);
+    if (!at::equal(rows_from(stored, begin, count).to(at::kFloat),
+                   expected.narrow(0, begin, count).to(at::kCPU, at::kFloat))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string name_on_disk(std::string_view parameter) { return std::string(prefix) + std::string(parameter); }
@@ -183,66 +198,73 @@ void write_adapter_files(const AdaptedModel& adapted, const fs::path& folder, co
     if (parameter.name == embedding_name && stays_tied(adapted)) tensors[name_on_disk(head_name)] = value;
   }
   require_space(folder, bytes);
-  save_safetensors(folder / "adapter_model.safetensors", tensors, false, {{"format", "pt"}});
+  save_safetensors(folder / adapter_file, tensors, false, {{"format", "pt"}});
   write_json(folder / "adapter_config.json", peft_config(adapted, base));
   write_json(folder / "tapetune.json", method_json(adapted.options));
 }
 
-AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const fs::path& folder,
-                          at::ScalarType dtype) {
+MethodOptions adapter_options(const ModelConfig& config, const fs::path& folder) {
   std::error_code status;
   if (!fs::is_directory(folder, status)) fail("adapter", "{}: there is no such folder.", folder.string());
-  const fs::path file = folder / "adapter_model.safetensors", own = folder / "tapetune.json",
-                 peft = folder / "adapter_config.json";
+  const fs::path file = folder / adapter_file, own = folder / "tapetune.json", peft = folder / "adapter_config.json";
   if (!fs::exists(file, status)) {
     fail("adapter", "{}: there is no adapter_model.safetensors{}.", folder.string(),
          fs::exists(folder / "adapter_model.bin", status)
              ? "; the older adapter_model.bin is a Python pickle, load it with PEFT and save it again"
              : "");
   }
+  if (fs::exists(own, status)) {
+    MethodOptions options = method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string());
+    require_agreement(options, own, peft);
+    return options;
+  }
   StoredTensors stored;
   map_safetensors(file, stored);
-  const MethodOptions options =
-      fs::exists(own, status) ? method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string())
-                              : options_from_peft(parse_json(read_text(peft), "adapter", peft.string()), stored,
-                                                  config.tied_embeddings, peft.string());
-  if (fs::exists(own, status)) require_agreement(options, own, peft);
-  AdaptedModel adapted = adapt(config, weights, options, dtype);
+  return options_from_peft(parse_json(read_text(peft), "adapter", peft.string()), stored, config.tied_embeddings,
+                           peft.string());
+}
+
+AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const fs::path& folder,
+                          at::ScalarType dtype) {
+  AdaptedModel adapted = adapt(config, weights, adapter_options(config, folder), dtype);
   restore_parameters(adapted, weights, folder);
   return adapted;
 }
 
-void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& weights, const fs::path& folder) {
-  const fs::path file = folder / "adapter_model.safetensors";
-  StoredTensors stored;
+StoredTensors stored_parameters(const AdaptedModel& adapted, const at::Tensor& frozen_head, const fs::path& folder) {
+  const fs::path file = folder / adapter_file;
+  StoredTensors stored, found;
   map_safetensors(file, stored);
-  const c10::NoGradGuard loading;  // what is taken leaves `stored`; nothing may be left in the end
+  // What is taken leaves `stored`; nothing may be left in the end.
   for (const Parameter& parameter : adapted.parameters) {
-    const auto found = stored.find(name_on_disk(parameter.name));
-    if (found == stored.end()) {
+    auto node = stored.extract(name_on_disk(parameter.name));
+    if (node.empty()) {
       fail("adapter", "{}: the tensor {} is missing; is the file whole, and made for this model?", file.string(),
            name_on_disk(parameter.name));
     }
-    check_shape(parameter, found->second.entry, file.string());
-    parameter.value.copy_(tensor_from(found->second));
-    stored.erase(found);
+    check_shape(parameter, node.mapped().entry, file.string());
+    found.emplace(parameter.name, std::move(node.mapped()));
   }
   // The frozen head that PEFT stores beside a pair, and a tied matrix under its second name, may be there; equal ones.
   const auto repeated = [&](const std::string& name, const at::Tensor& expected) {
-    const auto found = stored.find(name_on_disk(name));
-    if (found == stored.end()) return;
-    const at::Tensor value = tensor_from(found->second);
-    if (value.sizes() != expected.sizes() || !at::equal(value.to(at::kFloat), expected.to(at::kCPU, at::kFloat))) {
+    const auto node = stored.extract(name_on_disk(name));
+    if (!node.empty() && !same_numbers(node.mapped(), expected)) {
       fail("adapter", "{}: {} differs from the matrix that it should repeat; is it an adapter of another model?",
            file.string(), name);
     }
-    stored.erase(found);
   };
-  repeated("lm_head.base_layer.weight", weights.head.weight);
-  if (stays_tied(adapted)) repeated(head_name, adapted.model.weights().embedding);
+  if (frozen_head.defined()) repeated("lm_head.base_layer.weight", frozen_head);
+  if (stays_tied(adapted)) repeated(head_name, tensor_from(found.at(embedding_name)));
   if (!stored.empty()) {
     fail("adapter", "{}: the tensor {} has no place in this model and method.", file.string(), stored.begin()->first);
   }
+  return found;
+}
+
+void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& weights, const fs::path& folder) {
+  const StoredTensors stored = stored_parameters(adapted, weights.head.weight, folder);
+  const c10::NoGradGuard loading;
+  for (const Parameter& parameter : adapted.parameters) parameter.value.copy_(tensor_from(stored.at(parameter.name)));
 }
 
 }  // namespace tapetune

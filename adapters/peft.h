@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "adapters/adapter.h"
+#include "checkpoint/folder.h"
 
 namespace tapetune {
 
@@ -21,6 +22,14 @@ void save_adapter(const AdaptedModel& adapted, const std::filesystem::path& fold
 // The same files into a folder that is there already.
 void write_adapter_files(const AdaptedModel& adapted, const std::filesystem::path& folder,
                          const std::filesystem::path& base);
+
+// What an adapter's files say about its method; config: of the model that it is for.
+MethodOptions adapter_options(const ModelConfig& config, const std::filesystem::path& folder);
+
+// The parameters as they are stored, under their own names. Fails, naming the tensor, as load_adapter does. The model's
+// weights may be without numbers (on the meta device); frozen_head is the head before training.
+StoredTensors stored_parameters(const AdaptedModel& adapted, const at::Tensor& frozen_head,
+                                const std::filesystem::path& folder);
 
 // The parameters' values from an adapter's folder. Fails, naming the tensor, as load_adapter does.
 void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& base, const std::filesystem::path& folder);

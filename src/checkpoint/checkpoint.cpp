@@ -7,22 +7,53 @@
 
 namespace tapetune {
 
-at::Tensor tensor_from(const StoredTensor& stored) {
+namespace {
+
+constexpr std::size_t hashed_at_once = std::size_t{16} << 20;
+
+at::ScalarType readable_dtype(const StoredTensor& stored) {
   const std::optional<at::ScalarType> dtype = dtype_from_safetensors(stored.entry.dtype);
   if (!dtype) {
     fail("checkpoint", "{}: tensor {} has dtype {}, which tapetune does not read; convert it to F32, F16 or BF16.",
          stored.file->path().string(), stored.entry.name, stored.entry.dtype);
   }
-  const auto options = at::TensorOptions().dtype(*dtype);
-  if (stored.bytes.empty()) return at::empty(stored.entry.shape, options);
-  auto* address = const_cast<std::byte*>(stored.bytes.data());
-  if (reinterpret_cast<std::uintptr_t>(address) % c10::elementSize(*dtype) != 0) {
-    at::Tensor copy = at::empty(stored.entry.shape, options);
-    std::copy(stored.bytes.begin(), stored.bytes.end(), static_cast<std::byte*>(copy.data_ptr()));
+  return *dtype;
+}
+
+// A tensor over mapped bytes, or a copy where they are unaligned; `gone` is called with the tensor's end.
+at::Tensor over(std::span<const std::byte> bytes, at::IntArrayRef shape, at::ScalarType dtype,
+                const std::function<void()>& gone) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (bytes.empty()) return at::empty(shape, options);
+  auto* address = const_cast<std::byte*>(bytes.data());
+  if (reinterpret_cast<std::uintptr_t>(address) % c10::elementSize(dtype) != 0) {
+    at::Tensor copy = at::empty(shape, options);
+    std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(copy.data_ptr()));
+    gone();
     return copy;
   }
-  // The deleter's copy of the pointer keeps the file mapped.
-  return at::from_blob(address, stored.entry.shape, [file = stored.file](void*) {}, options);
+  return at::from_blob(address, shape, [gone](void*) { gone(); }, options);
+}
+
+}  // namespace
+
+at::Tensor tensor_from(const StoredTensor& stored) {
+  // The function's copy of the pointer keeps the file mapped.
+  return over(stored.bytes, stored.entry.shape, readable_dtype(stored), [file = stored.file] {});
+}
+
+at::Tensor rows_from(const StoredTensor& stored, std::int64_t begin, std::int64_t count) {
+  std::vector<std::int64_t> shape = stored.entry.shape;
+  const std::size_t row = stored.bytes.size() / static_cast<std::size_t>(std::max<std::int64_t>(1, shape.at(0)));
+  const auto bytes = stored.bytes.subspan(static_cast<std::size_t>(begin) * row, static_cast<std::size_t>(count) * row);
+  shape.at(0) = count;
+  return over(bytes, shape, readable_dtype(stored), [file = stored.file, bytes] { file->release(bytes); });
+}
+
+std::int64_t rows_at_once(const std::vector<std::int64_t>& shape) {
+  std::int64_t width = 1;
+  for (std::size_t i = 1; i < shape.size(); ++i) width *= std::max<std::int64_t>(1, shape[i]);
+  return std::max<std::int64_t>(1, (std::int64_t{4} << 20) / width);
 }
 
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& c) {
@@ -101,11 +132,16 @@ std::uint64_t Checkpoint::bytes() const {
   return total;
 }
 
-std::string Checkpoint::hash() const {
+std::string Checkpoint::hash(const std::function<void()>& between) const {
   Hasher hasher;
   for (const auto& [name, stored] : folder_.tensors) {
     hasher.add(fmt::format("{} {} {}\n", name, stored.entry.dtype, shape_text(stored.entry.shape)));
-    hasher.add(stored.bytes);
+    for (std::size_t begin = 0; begin < stored.bytes.size(); begin += hashed_at_once) {
+      const auto piece = stored.bytes.subspan(begin, std::min(hashed_at_once, stored.bytes.size() - begin));
+      hasher.add(piece);
+      stored.file->release(piece);
+      if (between) between();
+    }
   }
   return "blake3-" + hasher.hex();
 }

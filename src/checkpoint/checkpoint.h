@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,10 @@ namespace tapetune {
 
 // A tensor over the mapped bytes; unaligned data is copied. Read-only: writing to it ends the program.
 at::Tensor tensor_from(const StoredTensor& stored);
+// Some rows of it, for streams: the memory behind them is given back when the result goes.
+at::Tensor rows_from(const StoredTensor& stored, std::int64_t begin, std::int64_t count);
+// How many of them make a good piece: about four million numbers.
+std::int64_t rows_at_once(const std::vector<std::int64_t>& shape);
 
 struct ExpectedTensor {
   std::string name;
@@ -36,8 +41,9 @@ class Checkpoint {
   // The dtype of the weights: that of most parameters.
   at::ScalarType dtype() const;
   std::uint64_t bytes() const;
-  // Of names, shapes, dtypes and numbers, whatever the shards: "blake3-" and 64 digits. Reads everything.
-  std::string hash() const;
+  // Of names, shapes, dtypes and numbers, whatever the shards: "blake3-" and 64 digits. Reads everything, piece by
+  // piece; `between` is called after each and may throw.
+  std::string hash(const std::function<void()>& between = {}) const;
 
   bool has(std::string_view name) const { return folder_.tensors.contains(name); }
   at::Tensor tensor(std::string_view name) const;

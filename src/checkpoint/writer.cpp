@@ -1,6 +1,9 @@
 #include "checkpoint/writer.h"
 
 #include <charconv>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 #include "checkpoint/dtype.h"
 #include "core/error.h"
@@ -16,6 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 const std::map<std::string, std::string> metadata{{"format", "pt"}};
+constexpr std::int64_t piece_bytes = std::int64_t{16} << 20;  // converted and written at once
 
 std::uint64_t planned_bytes(const PlannedTensor& tensor) {
   std::uint64_t bytes = c10::elementSize(tensor.dtype);
@@ -43,13 +47,111 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-at::Tensor as_planned(const PlannedTensor& planned, const at::Tensor& given) {
-  if (given.sizes() != at::IntArrayRef(planned.shape)) {
-    fail("writer", "{}: planned as {}, but given as {}.", planned.name, shape_text(planned.shape),
-         shape_text(given.sizes()));
+// One job beside the caller's own work: the next is taken when the last is done. What a job throws comes out of the
+// call after it.
+class Beside {
+ public:
+  Beside() : thread_([this] { work(); }) {}
+  ~Beside() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
   }
-  return given.to(at::kCPU).to(planned.dtype).contiguous();
-}
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+
+  void run(std::function<void()> job) {
+    std::unique_lock lock(mutex_);
+    wait(lock);
+    job_ = std::move(job);
+    changed_.notify_all();
+  }
+  void finish() {
+    std::unique_lock lock(mutex_);
+    wait(lock);
+  }
+
+ private:
+  void wait(std::unique_lock<std::mutex>& lock) {
+    changed_.wait(lock, [this] { return !job_; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return job_ || ended_; });
+      if (!job_) return;
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        job_();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      job_ = nullptr;  // and with it the tensor that it wrote
+      error_ = error;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> job_;
+  std::exception_ptr error_;
+  bool ended_ = false;
+  std::thread thread_;  // the last: it uses the others
+};
+
+// One planned tensor on its way into a file.
+class TensorWriter {
+ public:
+  TensorWriter(const PlannedTensor& planned, std::shared_ptr<OutputFile> out, Beside& beside, Progress& progress)
+      : planned_(planned), out_(std::move(out)), beside_(beside), progress_(progress) {}
+
+  void put(const at::Tensor& rows) {
+    std::vector<std::int64_t> fitting = planned_.shape;
+    if (!fitting.empty() && rows.dim() > 0) fitting[0] = rows.size(0);
+    if (rows.sizes() != at::IntArrayRef(fitting)) refuse(rows.sizes().vec());
+    if (rows.dim() == 0) return write(rows);
+    const std::int64_t count = rows.size(0);
+    const auto bytes = static_cast<std::int64_t>(planned_bytes({planned_.name, planned_.dtype, fitting}));
+    const std::int64_t at_once = std::max<std::int64_t>(1, piece_bytes * count / std::max<std::int64_t>(1, bytes));
+    for (std::int64_t begin = 0; begin < count; begin += at_once) {
+      write(rows.narrow(0, begin, std::min(at_once, count - begin)));
+    }
+  }
+  void end() const {
+    if (written_ == planned_bytes(planned_)) return;
+    std::vector<std::int64_t> shape = planned_.shape;
+    if (!shape.empty()) shape[0] = rows_;
+    refuse(shape);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::vector<std::int64_t>& given) const {
+    fail("writer", "{}: planned as {}, but given as {}.", planned_.name, shape_text(planned_.shape), shape_text(given));
+  }
+  void write(const at::Tensor& rows) {
+    check_interrupted();
+    const at::Tensor piece = rows.to(at::kCPU).to(planned_.dtype).contiguous();
+    written_ += piece.nbytes();
+    rows_ += piece.dim() > 0 ? piece.size(0) : 0;
+    if (written_ > planned_bytes(planned_)) end();
+    beside_.run([out = out_, piece] { out->write(bytes_of(piece)); });
+    progress_.advance(piece.nbytes());
+  }
+
+  const PlannedTensor& planned_;
+  std::shared_ptr<OutputFile> out_;
+  Beside& beside_;
+  Progress& progress_;
+  std::uint64_t written_ = 0;
+  std::int64_t rows_ = 0;
+};
 
 void carry_files(const fs::path& from, const fs::path& to) {
   // The files beside the weights that transformers, vLLM and llama.cpp look for.
@@ -69,6 +171,12 @@ void carry_files(const fs::path& from, const fs::path& to) {
 
 void write_checkpoint(const fs::path& folder, const ModelConfig& config, const std::vector<PlannedTensor>& plan,
                       const std::function<at::Tensor(const std::string& name)>& load, const WriteOptions& options) {
+  stream_checkpoint(
+      folder, config, plan, [&](const std::string& name, const PutRows& put) { put(load(name)); }, options);
+}
+
+void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const std::vector<PlannedTensor>& plan,
+                       const StreamTensor& stream, const WriteOptions& options) {
   if (plan.empty()) fail("writer", "{}: there are no tensors to write.", folder.string());
   if (options.shard_bytes == 0) fail("writer", "the shard size must be greater than 0.");
   const std::vector<std::vector<PlannedTensor>> shards = split(plan, options.shard_bytes);
@@ -84,41 +192,49 @@ void write_checkpoint(const fs::path& folder, const ModelConfig& config, const s
   require_space(staged.path(), total);
   Progress progress("writing", total, "B");
   std::map<std::string, std::string> weight_map;
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    const std::string name = shards.size() == 1 ? "model.safetensors"
-                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    std::vector<TensorEntry> entries;
-    std::map<std::string, const PlannedTensor*> planned;
-    for (const PlannedTensor& tensor : shards[i]) {
-      entries.push_back({tensor.name, dtype_to_safetensors(tensor.dtype), tensor.shape});
-      planned[tensor.name] = &tensor;
-      weight_map[tensor.name] = name;
+  {
+    Beside beside;  // ends, with what it does, before the folder goes
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const std::string name = shards.size() == 1
+                                   ? "model.safetensors"
+                                   : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      std::vector<TensorEntry> entries;
+      std::map<std::string, const PlannedTensor*> planned;
+      for (const PlannedTensor& tensor : shards[i]) {
+        entries.push_back({tensor.name, dtype_to_safetensors(tensor.dtype), tensor.shape});
+        planned[tensor.name] = &tensor;
+        weight_map[tensor.name] = name;
+      }
+      const auto out = std::make_shared<OutputFile>(staged.path() / name);
+      const std::string head = lay_out_safetensors(entries, metadata);
+      beside.run([out, head] { out->write(head); });
+      for (const TensorEntry& entry : entries) {
+        TensorWriter writer(*planned[entry.name], out, beside, progress);
+        stream(entry.name, [&](const at::Tensor& rows) { writer.put(rows); });
+        writer.end();
+      }
+      beside.run([out] { out->finish(); });
     }
-    OutputFile out(staged.path() / name);
-    out.write(lay_out_safetensors(entries, metadata));
-    for (const TensorEntry& entry : entries) {
-      check_interrupted();
-      out.write(bytes_of(as_planned(*planned[entry.name], load(entry.name))));
-      progress.advance(entry.end - entry.begin);
-    }
-    out.finish();
+    beside.finish();
   }
 
-  const auto write_text = [&](const char* name, const std::string& text) {
-    OutputFile out(staged.path() / name);
-    out.write(text);
-    out.finish();
-  };
+  std::map<std::string, std::string> files = options.files;
   if (shards.size() > 1) {
     Json index;
     index["metadata"] = {{"total_parameters", parameters}, {"total_size", total}};
     index["weight_map"] = weight_map;
-    write_text("model.safetensors.index.json", index.dump(2) + "\n");
+    files["model.safetensors.index.json"] = index.dump(2) + "\n";
   }
   const auto most = std::max_element(by_dtype.begin(), by_dtype.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
-  write_text("config.json", write_config(config, most->first));
+  files["config.json"] = write_config(config, most->first);
+  if (options.complete) options.complete(files);
   if (!options.carry_from.empty()) carry_files(options.carry_from, staged.path());
+  for (const auto& [name, text] : files) {
+    OutputFile out(staged.path() / name);
+    out.write(text);
+    out.finish();
+  }
   check_interrupted();
   staged.commit();
 }

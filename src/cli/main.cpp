@@ -24,12 +24,16 @@ int run(int argc, char** argv) {
   tapetune::cli::add_logits(app);
   tapetune::cli::add_tokenize(app);
   tapetune::cli::add_convert(app);
+  tapetune::cli::add_import(app);
+  tapetune::cli::add_export(app);
   tapetune::cli::add_data(app);
   tapetune::cli::add_adapter(app);
   tapetune::cli::add_check(app);
   tapetune::cli::add_plan(app);
   tapetune::cli::add_recipes(app);
   tapetune::cli::add_train(app);
+  tapetune::cli::add_merge(app);
+  tapetune::cli::add_verify(app);
   tapetune::cli::add_eval(app);
   try {
     app.parse(argc, argv);

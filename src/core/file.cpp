@@ -15,6 +15,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr std::uint64_t early_bytes = std::uint64_t{8} << 20;
+
 [[noreturn]] void fail_errno(const fs::path& path, std::string_view doing, int error) {
   const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
                        : error == EACCES || error == EPERM || error == EROFS
@@ -68,6 +70,14 @@ std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
   return std::shared_ptr<const MappedFile>(new MappedFile(path, {first, static_cast<std::size_t>(info.st_size)}));
 }
 
+void MappedFile::release(std::span<const std::byte> part) const {
+  if (part.empty()) return;
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(part.data()) / page * page;
+  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(part.data()) + part.size();
+  ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);  // advice: nothing depends on it
+}
+
 MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
 
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
@@ -85,7 +95,13 @@ void OutputFile::write(std::span<const std::byte> bytes) {
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail_errno(path_, "writing", errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
+    written_ += static_cast<std::uint64_t>(written);
   }
+  // The disk begins while more is being made; else all of a large file would wait for finish().
+  if (written_ - started_ < early_bytes) return;
+  ::sync_file_range(descriptor_, static_cast<off64_t>(started_), static_cast<off64_t>(written_ - started_),
+                    SYNC_FILE_RANGE_WRITE);
+  started_ = written_;
 }
 
 void OutputFile::finish() {

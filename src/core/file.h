@@ -23,6 +23,8 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::filesystem::path& path() const { return path_; }
+  // Gives the memory behind a part of bytes() back to the system; it is read anew when it is touched again.
+  void release(std::span<const std::byte> part) const;
 
  private:
   MappedFile(std::filesystem::path path, std::span<const std::byte> bytes);
@@ -46,6 +48,7 @@ class OutputFile {
  private:
   std::filesystem::path path_;
   int descriptor_;
+  std::uint64_t written_ = 0, started_ = 0;  // bytes given, and of these on their way to the disk
 };
 
 // A folder that appears under its final name only when commit() is called, with everything in it on disk.

@@ -1,4 +1,4 @@
-// Safetensors headers, config.json and the shard index: any bytes are either read or refused with an Error.
+// Safetensors headers, config.json, the shard index and GGUF: any bytes are either read or refused with an Error.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -7,6 +7,10 @@
 #include "checkpoint/config.h"
 #include "checkpoint/folder.h"
 #include "core/error.h"
+#include "core/log.h"
+#include "gguf/reader.h"
+#include "gguf/settings.h"
+#include "gguf/tokenizer.h"
 #include "hf/safetensors.h"
 
 namespace {
@@ -43,6 +47,20 @@ void config(std::string_view text) {
   check(tapetune::write_config(tapetune::parse_config(written, "written"), "float32") == written);
 }
 
+void gguf(std::span<const std::byte> file) {
+  tapetune::set_quiet(true);  // a warning for each file without a tokenizer says nothing
+  const tapetune::gguf::File parsed = tapetune::gguf::File::parse(file, "input");
+  for (const auto& [name, tensor] : parsed.tensors()) {
+    std::uint64_t numbers = 1;
+    for (const std::int64_t extent : tensor.shape) numbers *= static_cast<std::uint64_t>(extent);
+    check(tensor.bytes.size() == numbers / tensor.format->numbers * tensor.format->bytes);
+    check(tensor.bytes.data() >= file.data() && tensor.bytes.data() + tensor.bytes.size() <= file.data() + file.size());
+  }
+  const tapetune::ModelConfig config = tapetune::gguf::read_settings(parsed);
+  check(config.layers <= static_cast<std::int64_t>(parsed.tensors().size()));
+  tapetune::gguf::read_tokenizer(parsed, config);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -50,12 +68,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::span<const std::byte> rest(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
   const std::string_view text(reinterpret_cast<const char*>(rest.data()), rest.size());
   try {
-    switch (data[0] % 3) {
+    switch (data[0] % 4) {
       case 0:
         safetensors(rest);
         break;
       case 1:
         config(text);
+        break;
+      case 2:
+        gguf(rest);
         break;
       default:
         tapetune::parse_index(text, "input");

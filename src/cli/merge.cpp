@@ -1,0 +1,70 @@
+#include "merge/merge.h"
+
+#include <c10/core/InferenceMode.h>
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/dtype.h"
+#include "cli/verbs.h"
+#include "core/error.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+gguf::TensorType gguf_type(const std::string& word) {
+  return word == "f32"    ? gguf::TensorType::f32
+         : word == "bf16" ? gguf::TensorType::bf16
+         : word == "q8_0" ? gguf::TensorType::q8_0
+                          : gguf::TensorType::f16;
+}
+
+}  // namespace
+
+void add_merge(CLI::App& app) {
+  struct Options {
+    std::string folder, model, out, dtype = "keep", shard_size = "5GB", gguf;
+    bool adapter = false, with_base = true, force = false, force_base = false;
+  };
+  const auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("merge", "A run's result as a model of its own, for other tools; or its adapter");
+  verb->add_option("run", options->folder, "Folder of a run of train, or of an adapter in PEFT's layout")->required();
+  verb->add_option("--model", options->model, "The base model's folder (default: the one that the run's recipe names)");
+  verb->add_option("--out", options->out, "Folder to write (with --gguf, a file); it appears only when it is whole")
+      ->required();
+  CLI::Option* adapter = verb->add_flag("--adapter", options->adapter, "Write the adapter instead, for PEFT");
+  verb->add_flag("--with-base,!--no-with-base", options->with_base, "For tape: off writes its adapter alone");
+  CLI::Option* dtype = verb->add_option("--dtype", options->dtype, "keep (the base model's), f32, f16 or bf16")
+                           ->check(CLI::IsMember({"keep", "f32", "f16", "bf16"}));
+  CLI::Option* shards = verb->add_option("--shard-size", options->shard_size, "Largest file: 5GB (decimal) by default");
+  verb->add_option("--gguf", options->gguf, "Write one GGUF file for llama.cpp: f32, f16, bf16 or q8_0")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}))
+      ->excludes(adapter)
+      ->excludes(shards);
+  adapter->excludes(dtype)->excludes(shards);
+  verb->add_flag("--force", options->force, "Replace what is there");
+  verb->add_flag("--force-base", options->force_base, "Also where the base model's weights changed since training");
+  verb->footer(
+      "example: tapetune merge runs/lora --out models/lora-8k\n"
+      "         tapetune merge runs/lora --adapter --out adapters/lora-8k\n"
+      "         tapetune merge some-peft-adapter --model /models/Llama-2-7b-hf --out models/merged");
+  verb->callback([options] {
+    const c10::InferenceMode inference;
+    MergeOptions merging;
+    merging.out = options->out;
+    if (options->dtype != "keep") merging.dtype = dtype_from_word(options->dtype);
+    merging.shard_bytes = parse_size(options->shard_size);
+    merging.replace = options->force;
+    merging.any_base = options->force_base;
+    merging.version = TAPETUNE_VERSION;
+    const MergeInput input = open_merge(options->folder, options->model);
+    if (!options->with_base && input.method.method != "tape") {
+      fail("merge", "{}: --no-with-base is for tape, but the method is {}; give --adapter for its adapter.",
+           options->folder, input.method.method);
+    }
+    if (options->adapter || !options->with_base) return export_adapter(input, merging);
+    if (!options->gguf.empty()) return merge_gguf(input, gguf_type(options->gguf), merging);
+    merge(input, merging);
+  });
+}
+
+}  // namespace tapetune::cli

@@ -1,0 +1,401 @@
+#include "merge/merge.h"
+
+#include <atomic>
+#include <chrono>
+#include <future>
+
+#include "adapters/lora/lora.h"
+#include "adapters/peft.h"
+#include "checkpoint/dtype.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "core/signals.h"
+#include "gguf/writer.h"
+#include "merge/card.h"
+#include "train/base.h"
+#include "train/run_folder.h"
+
+namespace tapetune {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* embedding_name = "model.embed_tokens.weight";
+constexpr const char* head_name = "lm_head.weight";
+
+bool is_position_tensor(std::string_view name) {
+  return name.find(".pe.") != std::string_view::npos || name.find(".post_attention_linear") != std::string_view::npos;
+}
+
+// Every exponent of all ones is an infinity or no number.
+template <typename Word>
+bool finite_words(const Word* words, std::size_t count, Word exponent) {
+  Word bad = 0;
+  for (std::size_t i = 0; i < count; ++i) bad |= static_cast<Word>((words[i] & exponent) == exponent);
+  return bad == 0;
+}
+
+bool all_finite(const at::Tensor& tensor) {
+  const void* data = tensor.const_data_ptr();
+  const auto count = static_cast<std::size_t>(tensor.numel());
+  switch (tensor.scalar_type()) {
+    case at::kBFloat16:
+      return finite_words<std::uint16_t>(static_cast<const std::uint16_t*>(data), count, 0x7F80);
+    case at::kHalf:
+      return finite_words<std::uint16_t>(static_cast<const std::uint16_t*>(data), count, 0x7C00);
+    case at::kFloat:
+      return finite_words<std::uint32_t>(static_cast<const std::uint32_t*>(data), count, 0x7F800000);
+    default:
+      return at::isfinite(tensor).all().item<bool>();
+  }
+}
+
+// The base's hash, taken beside the merge: it reads what the merge reads.
+class BaseHash {
+ public:
+  BaseHash(const MergeInput& input, bool any_base) : any_base_(any_base) {
+    if (!input.base) return;
+    path_ = input.base->path().string();
+    if (input.recipe) expected_ = input.recipe->model_hash;
+    running_ = std::async(std::launch::async, [this, base = *input.base] {
+      return base.hash([this] {
+        if (stopped_) throw Interrupted("");
+      });
+    });
+  }
+  ~BaseHash() { stopped_ = true; }
+  BaseHash(const BaseHash&) = delete;
+  BaseHash& operator=(const BaseHash&) = delete;
+
+  // Fails as soon as it is known that the base is another.
+  void check() {
+    if (running_.valid() && running_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) take();
+  }
+  // Empty where there is no base.
+  const std::string& get() {
+    while (running_.valid()) {
+      check_interrupted();
+      if (running_.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready) take();
+    }
+    return hash_;
+  }
+
+ private:
+  void take() {
+    hash_ = running_.get();
+    if (expected_.empty() || hash_ == expected_) return;
+    if (any_base_) {
+      warn("{}: its weights are not those that the run was trained on", path_);
+      return;
+    }
+    fail(
+        "merge",
+        "{}: its weights are {}, but the run was trained on {}; give the right folder with --model, or --force-base to "
+        "merge into this one.",
+        path_, hash_, expected_);
+  }
+
+  std::string path_, expected_, hash_;
+  bool any_base_;
+  std::atomic<bool> stopped_ = false;
+  std::future<std::string> running_;  // the last: its end waits for the task, which uses the others
+};
+
+// RUN/adapter, or the newest checkpoint of a run that is not finished.
+void find_adapter(MergeInput& input) {
+  std::error_code status;
+  input.adapter = input.folder / "adapter";
+  if (fs::is_directory(input.adapter, status)) return;
+  const auto last = RunFolder::latest_in(input.folder);
+  if (!last) {
+    fail("merge", "{}: has neither a result (adapter) nor a checkpoint yet; let its training go on.",
+         input.folder.string());
+  }
+  input.adapter = last->folder;
+  input.step = last->step;
+  warn("{}: is not finished; its checkpoint of step {} is taken", input.folder.string(), last->step);
+}
+
+// A folder that is replaced takes all in it along, and one inside another changes that.
+void refuse_place(const MergeInput& input, const fs::path& out) {
+  std::error_code status;
+  const auto real = [&](const fs::path& path) { return fs::weakly_canonical(fs::absolute(path), status); };
+  const auto inside = [&](const fs::path& inner, const fs::path& outer) {
+    const fs::path way = real(inner).lexically_relative(real(outer));
+    return !way.empty() && *way.begin() != "..";
+  };
+  for (const fs::path& folder : {input.folder, input.base ? input.base->path() : fs::path()}) {
+    if (!folder.empty() && (inside(out, folder) || inside(folder, out))) {
+      fail("merge", "{}: and {}, which a merge does not touch, are one in the other; give a folder of its own.",
+           out.string(), folder.string());
+    }
+  }
+}
+
+Origin origin_of(const MergeInput& input, const MergeOptions& options, const std::string& hash) {
+  Origin origin;
+  origin.version = options.version;
+  origin.method = input.method;
+  origin.base = input.base ? fs::absolute(input.base->path()).lexically_normal().string() : "";
+  origin.base_hash = hash;
+  origin.base_context = input.config.longest_context();
+  origin.step = input.step;
+  if (input.recipe) {
+    origin.trained_hash = input.recipe->model_hash;
+    origin.recipe = read_text(input.folder / "recipe.yaml");
+  }
+  return origin;
+}
+
+}  // namespace
+
+MergeInput open_merge(const fs::path& folder, const fs::path& model) {
+  MergeInput input;
+  input.folder = folder;
+  std::error_code status;
+  if (!fs::is_directory(folder, status)) {
+    fail("merge", "{}: there is no such folder; give that of a run, or of an adapter with --model.", folder.string());
+  }
+  if (is_run(folder)) {
+    input.recipe = read_recipe(folder / "recipe.yaml");
+    find_adapter(input);
+  } else if (fs::exists(folder / "adapter_config.json", status) || fs::exists(folder / "tapetune.json", status)) {
+    input.adapter = folder;
+    if (model.empty()) {
+      fail("merge", "{}: is an adapter, which needs its base model; give that with --model DIR.", folder.string());
+    }
+  } else {
+    fail("merge", "{}: is neither a run (it has no recipe.yaml) nor an adapter (no adapter_config.json).",
+         folder.string());
+  }
+  if (model.empty() && input.recipe->init) {
+    input.config = random_model_config(*input.recipe);
+    input.carry_from = input.recipe->init->tokenizer;
+  } else {
+    input.base = Checkpoint::open(model.empty() ? fs::path(input.recipe->model) : model);
+    input.config = input.base->config();
+    input.carry_from = input.base->path();
+  }
+  input.method = adapter_options(input.config, input.adapter);
+  return input;
+}
+
+Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
+    : base_(input.base), base_tied_(input.config.tied_embeddings) {
+  if (!input.method.equivariant) {
+    fail("merge", "equivariant=false is an experiment for tapetune check shift; what it trains cannot be merged.");
+  }
+  // Names, shapes and settings come from the method itself, on weights without numbers.
+  const LlamaWeights shapes = make_weights(input.config, [](const ExpectedTensor& tensor) {
+    return at::empty(tensor.shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
+  });
+  const AdaptedModel adapted = adapt(input.config, shapes, input.method, at::kFloat);
+  config_ = adapted.model.config();
+  if (input.recipe && config_.rope.type != RopeType::dynamic) {
+    config_.context = std::max(config_.context, input.recipe->context);
+  }
+  scale_ = input.method.rank > 0 ? low_rank_scale(input.method) : 1.0;
+  const at::Tensor head = base_ ? base_->tensor(base_tied_ ? embedding_name : head_name) : at::Tensor();
+  trained_ = stored_parameters(adapted, head, input.adapter);
+  if (!base_) {
+    draw_ = [config = input.config, seed = input.recipe->seed] {
+      std::map<std::string, at::Tensor> all;
+      for (auto& [name, tensor] : named_weights(config, random_weights(config, seed))) all.emplace(name, tensor);
+      return all;
+    };
+  }
+  // A pair beside a tied head parts it from the embeddings; what parted and is the same still need not be stored twice.
+  if (trained("lm_head.lora_A.weight") != nullptr) config_.tied_embeddings = false;
+  plan(input, dtype);
+  if (base_tied_ && !config_.tied_embeddings && !ends_differ()) {
+    config_.tied_embeddings = true;
+    plan(input, dtype);
+  }
+}
+
+const StoredTensor* Merged::trained(const std::string& name) const {
+  const auto found = trained_.find(name);
+  return found == trained_.end() ? nullptr : &found->second;
+}
+
+Merged::Source Merged::source_of(const std::string& name) const {
+  Source source;
+  source.whole = trained(name);
+  source.base = name == head_name && base_tied_ ? embedding_name : name;
+  if (name.ends_with(".weight")) {
+    const std::string module = name.substr(0, name.size() - std::string_view("weight").size());
+    source.a = trained(module + "lora_A.weight");
+    source.b = trained(module + "lora_B.weight");
+    source.magnitude = trained(module + "lora_magnitude_vector");
+  }
+  return source;
+}
+
+void Merged::plan(const MergeInput& input, std::optional<at::ScalarType> dtype) {
+  plan_.clear();
+  sources_.clear();
+  const at::ScalarType most = input.base ? input.base->dtype() : at::kFloat;
+  const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+    Source source = source_of(name);
+    at::ScalarType stored = most;
+    if (input.base && input.base->has(source.base)) {
+      stored = dtype_from_safetensors(input.base->stored().find(source.base)->second.entry.dtype).value();
+    }
+    source.planned = plan_.size();
+    plan_.push_back({name, dtype.value_or(stored), shape});
+    sources_.emplace(name, std::move(source));
+  };
+  for (const ExpectedTensor& tensor : expected_tensors(config_)) add(tensor.name, tensor.shape);
+  for (const auto& [name, stored] : trained_) {
+    if (is_position_tensor(name)) add(name, stored.entry.shape);
+  }
+}
+
+void Merged::store_as(const std::string& name, at::ScalarType dtype) {
+  const auto found = sources_.find(name);
+  if (found != sources_.end()) plan_[found->second.planned].dtype = dtype;
+}
+
+bool Merged::ends_differ() const {
+  const std::vector<std::int64_t>& shape = plan_[sources_.at(embedding_name).planned].shape;
+  const std::int64_t block = rows_at_once(shape);
+  for (std::int64_t begin = 0; begin < shape[0]; begin += block) {
+    const std::int64_t count = std::min(block, shape[0] - begin);
+    if (!at::equal(rows(embedding_name, begin, count), rows(head_name, begin, count))) return true;
+  }
+  return false;
+}
+
+const at::Tensor& Merged::drawn(const std::string& name) const {
+  if (drawn_.empty()) drawn_ = draw_();
+  return drawn_.at(name);
+}
+
+at::Tensor Merged::base_rows(const std::string& name, std::int64_t begin, std::int64_t count) const {
+  if (!base_) return drawn(name).narrow(0, begin, count);
+  return rows_from(base_->stored().find(name)->second, begin, count);
+}
+
+at::Tensor Merged::rows(const std::string& name, std::int64_t begin, std::int64_t count) const {
+  const Source& source = sources_.at(name);
+  const PlannedTensor& planned = plan_[source.planned];
+  at::Tensor value = source.whole != nullptr ? rows_from(*source.whole, begin, count)
+                                             : base_rows(source.base, begin, count);  // [count, ...]
+  if (source.a != nullptr) {
+    // As PEFT merges: the product in f32 times the scale, then the frozen rows, and one rounding at the end.
+    const at::ScalarType work = value.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor a = rows_from(*source.a, 0, source.a->entry.shape[0]).to(work);  // [r, in]
+    const at::Tensor b = rows_from(*source.b, begin, count).to(work);                 // [count, r]
+    at::Tensor sum = at::mm(b, a).mul_(scale_).add_(value);
+    if (source.magnitude != nullptr) {
+      const at::Tensor lengths = at::linalg_vector_norm(sum, 2, at::IntArrayRef({1}));  // [count]
+      const at::Tensor stretch = rows_from(*source.magnitude, begin, count).to(work) / lengths;
+      sum.mul_(stretch.unsqueeze(1));
+    }
+    value = std::move(sum);
+  }
+  value = value.to(planned.dtype).contiguous();
+  if (!all_finite(value)) {
+    fail("merge", "{}: numbers of the result are infinite or none{}; nothing was written.", planned.name,
+         planned.dtype == at::kHalf ? " in f16, whose largest is 65504; take --dtype bf16"
+                                    : ": the adapter or the base model is broken, take another checkpoint of it");
+  }
+  return value;
+}
+
+void Merged::stream(const std::string& name, const PutRows& put) const {
+  const std::vector<std::int64_t>& shape = plan_[sources_.at(name).planned].shape;
+  const std::int64_t block = rows_at_once(shape);
+  for (std::int64_t begin = 0; begin < shape[0]; begin += block) {
+    put(rows(name, begin, std::min(block, shape[0] - begin)));
+  }
+}
+
+at::Tensor Merged::tensor(const std::string& name) const {
+  const PlannedTensor& planned = plan_[sources_.at(name).planned];
+  at::Tensor whole = at::empty(planned.shape, planned.dtype);
+  std::int64_t filled = 0;
+  stream(name, [&](const at::Tensor& part) {
+    whole.narrow(0, filled, part.size(0)).copy_(part);
+    filled += part.size(0);
+  });
+  return whole;
+}
+
+void merge(const MergeInput& input, const MergeOptions& options) {
+  refuse_place(input, options.out);
+  const Merged merged(input, options.dtype);
+  BaseHash base_hash(input, options.any_base);
+  WriteOptions write;
+  write.shard_bytes = options.shard_bytes;
+  write.replace = options.replace;
+  write.carry_from = input.carry_from;
+  write.complete = [&](std::map<std::string, std::string>& files) {
+    const Origin origin = origin_of(input, options, base_hash.get());
+    if (input.method.method == "tape") add_tape_files(merged.config(), input.method, files);
+    files["tapetune_provenance.json"] = provenance(origin, "a merged model");
+    files["README.md"] = model_card(origin, merged.config(), options.out);
+  };
+  const auto stream = [&](const std::string& name, const PutRows& put) {
+    base_hash.check();
+    merged.stream(name, put);
+  };
+  stream_checkpoint(options.out, merged.config(), merged.tensors(), stream, write);
+}
+
+void merge_gguf(const MergeInput& input, gguf::TensorType type, const MergeOptions& options) {
+  refuse_place(input, options.out);
+  if (input.method.method == "tape") {
+    fail("merge", "{}: llama.cpp has no TAPE; merge without --gguf, for transformers.", input.folder.string());
+  }
+  require_writable(options.out, options.replace);
+  const Merged merged(input, options.dtype);
+  BaseHash(input, options.any_base).get();
+  gguf::ExportOptions write;
+  write.type = type;
+  write.tokenizer = input.carry_from;
+  write.name = options.out.stem().string();
+  write.replace = options.replace;
+  gguf::write_gguf(options.out, merged.config(), [&](const std::string& name) { return merged.tensor(name); }, write);
+}
+
+void export_adapter(const MergeInput& input, const MergeOptions& options) {
+  refuse_place(input, options.out);
+  if (input.method.method == "full" || input.method.method == "none") {
+    fail("merge", "{}: method {} has no adapter; merge it without --adapter.", input.folder.string(),
+         input.method.method);
+  }
+  const Merged fits(input);  // refuses what belongs to another model
+  BaseHash base_hash(input, options.any_base);
+  StagedFolder staged(options.out, options.replace);
+  const auto write = [&](const char* name, const std::string& text) {
+    OutputFile out(staged.path() / name);
+    out.write(text);
+    out.finish();
+  };
+  const std::shared_ptr<const MappedFile> weights = MappedFile::open(input.adapter / "adapter_model.safetensors");
+  require_space(staged.path(), weights->bytes().size());
+  OutputFile out(staged.path() / "adapter_model.safetensors");
+  constexpr std::size_t at_once = std::size_t{16} << 20;
+  for (std::size_t begin = 0; begin < weights->bytes().size(); begin += at_once) {
+    check_interrupted();
+    const auto part = weights->bytes().subspan(begin, std::min(at_once, weights->bytes().size() - begin));
+    out.write(part);
+    weights->release(part);
+  }
+  out.finish();
+  const Origin origin = origin_of(input, options, base_hash.get());
+  const fs::path peft = input.adapter / "adapter_config.json";
+  Json config = parse_json(read_text(peft), "adapter", peft.string());
+  config["base_model_name_or_path"] = origin.base;
+  write("adapter_config.json", config.dump(2) + "\n");
+  write("tapetune.json", method_json(input.method).dump(2) + "\n");
+  write("tapetune_provenance.json", provenance(origin, "an adapter"));
+  write("README.md", adapter_card(origin, fits.config(), options.out));
+  check_interrupted();
+  staged.commit();
+}
+
+}  // namespace tapetune

@@ -1,0 +1,249 @@
+"""Merged models in transformers, merges beside PEFT's merge_and_unload, and adapters on their way there and back."""
+
+import json
+import math
+import warnings
+
+import numpy
+import peer
+import pytest
+import test_adapters as adapters
+import tiny
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+TOLERANCE = 1e-4
+COUNT = 32
+# What a method or a merge may change of a model's settings; all others must survive.
+CHANGED = ("rope_parameters", "max_position_embeddings", "tie_word_embeddings", "dtype")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """base("llama", torch.bfloat16) is the folder of that checkpoint, made when first asked for."""
+    folders = {}
+
+    def find(name, dtype=torch.float32):
+        if (name, dtype) not in folders:
+            folders[name, dtype] = adapters.BASES[name].save(tmp_path_factory.mktemp(name) / "model", dtype)
+        return folders[name, dtype]
+
+    return find
+
+
+def stored(folder):
+    """All tensors of a folder, whatever its shards."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in peer.tensors(file).items()}
+
+
+def ulps(ours, theirs):
+    """The largest distance in representable numbers."""
+    kind = {2: torch.int16, 4: torch.int32}[ours.element_size()]
+    steps = []
+    for tensor in (ours, theirs):
+        bits = tensor.contiguous().view(kind).to(torch.int64)
+        steps.append(torch.where(bits < 0, torch.iinfo(kind).min - bits, bits))  # in the order of the numbers
+    return int((steps[0] - steps[1]).abs().max())
+
+
+# --- what we train, in transformers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", adapters.FRESH, ids=lambda case: case.id)
+def test_transformers_loads_a_merge(case, base, tapetune, tmp_path):
+    """No missing, unexpected or new key, and the logits of the adapter beside its base."""
+    folder, adapter, merged = base(case.base), tmp_path / "adapter", tmp_path / "merged"
+    ids = tiny.tokens(COUNT, 11)
+    tapetune("adapter", folder, *case.options, "--seed", 5, "--out", adapter)
+    adapters.fill(adapter)
+    tapetune("merge", adapter, "--model", folder, "--out", merged)
+    expected = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
+    assert (expected - peer.forward(peer.load(folder), ids)).abs().max() > 0.3, "the adapter hardly changes the logits"
+    peer.assert_close(peer.forward(peer.load(merged), ids), expected, TOLERANCE, "transformers on the merged model")
+    peer.assert_close(tapetune.logits(merged, ids)["logits"], expected, TOLERANCE, "tapetune on the merged model")
+
+    before, after = peer.config(folder), peer.config(merged)
+    assert {k: v for k, v in after.items() if k not in CHANGED} == {k: v for k, v in before.items() if k not in CHANGED}
+    for key, value in case.rope.items():
+        assert after["rope_parameters"][key] == value, key
+    longer = int(case.rope.get("factor", 1) * before["max_position_embeddings"])
+    assert after["max_position_embeddings"] == longer
+    assert after["tie_word_embeddings"] == before["tie_word_embeddings"]
+    tapetune("verify", adapter, merged, "--model", folder)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_narrow_merge(dtype, base, tapetune, tmp_path):
+    """In the base's dtype, and equal to the adapter beside its base but for the rounding of the weights."""
+    folder, adapter, merged = base("llama", dtype), tmp_path / "adapter", tmp_path / "merged"
+    ids = tiny.tokens(COUNT, 12)
+    tapetune("adapter", folder, "--method", "lora", "rank=4", "train_also=embeddings,norms", "--out", adapter)
+    adapters.fill(adapter)
+    tapetune("merge", adapter, "--model", folder, "--out", merged)
+    assert {tensor.dtype for tensor in stored(merged).values()} == {dtype}
+    model = peer.load(merged)
+    assert model.dtype == dtype
+    expected = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
+    # A weight is off by half an ulp at most; over the layers of these models that moves logits of order one by:
+    rounding = 2.0**-4 if dtype == torch.bfloat16 else 2.0**-7
+    peer.assert_close(peer.forward(model.float(), ids), expected, rounding, f"the model merged in {dtype}")
+    wide = tmp_path / "wide"
+    tapetune("merge", adapter, "--model", folder, "--dtype", "f32", "--out", wide)
+    peer.assert_close(peer.forward(peer.load(wide), ids), expected, TOLERANCE, "the same merge in f32")
+
+
+RECIPES = {
+    "lora": "adapter: {method: lora, rank: 4}\npositions: {scaling: linear, factor: 2}",
+    "longlora": "adapter: {method: longlora, rank: 4}\ntrain_also: [embeddings, norms]",
+    "theta": "adapter: {method: theta-scaling, rank: 4}\npositions: {theta: 1.0e+5}",
+    "full": "adapter: {method: full}",
+}
+
+
+def train(tapetune, model, scratch, recipe, more=""):
+    """The folder of a run of three steps."""
+    numpy.array(tiny.tokens(COUNT * 8 + 1, 13), dtype=numpy.uint16).tofile(scratch / "data.bin")
+    run = scratch / "run"
+    (scratch / "recipe.yaml").write_text(
+        f"model: {model}\ndata: {scratch / 'data.bin'}\nrun: {run}\ncontext: {COUNT}\nsteps: 3\nbatch: 2\n"
+        f"{recipe}\noptimizer: {{lr: 2.0e-2}}\ndtype: f32\n{more}"
+    )
+    tapetune("train", scratch / "recipe.yaml")
+    return run
+
+
+@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("name", ("llama", "tied"))
+def test_a_run(name, method, base, tapetune, tmp_path):
+    folder, merged, ids = base(name), tmp_path / "merged", tiny.tokens(COUNT, 14)
+    run = train(tapetune, folder, tmp_path, RECIPES[method])
+    tapetune("merge", run, "--out", merged)
+    tapetune("verify", run, merged)
+    expected = tapetune.logits(folder, ids, "--adapter", run / "adapter", "--dtype", "f32")["logits"]
+    assert (expected - peer.forward(peer.load(folder), ids)).abs().max() > 0.05, "the training hardly changed the logits"
+    model = peer.load(merged)
+    peer.assert_close(peer.forward(model, ids), expected, TOLERANCE, "transformers on the merged run")
+    assert model.config.tie_word_embeddings == (name == "tied")
+    said = json.loads((merged / "tapetune_provenance.json").read_text())
+    assert said["recipe"] == (run / "recipe.yaml").read_text()
+
+
+# --- beside PEFT ----------------------------------------------------------------------------------------------------
+
+# PEFT adds a tied head's pair to the embeddings as well, and warns of it; that is another model than it had before.
+SAME = [case for case in adapters.SAVED if case.id != "tied-head"]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=("f32", "bf16"))
+@pytest.mark.parametrize("case", SAME, ids=lambda case: case.id)
+def test_merge_and_unload(case, dtype, base, tapetune, tmp_path):
+    """A PEFT-made adapter, merged by either: nearly all numbers to the last bit, none further than a step away."""
+    folder, adapter, merged = base(case.base, dtype), tmp_path / "adapter", tmp_path / "merged"
+    case.save(lambda name: base(name, dtype), adapter)
+    tapetune("merge", adapter, "--model", folder, "--out", merged)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that tied embeddings part
+        theirs = PeftModel.from_pretrained(peer.load(folder), adapter).merge_and_unload(safe_merge=False)
+    kept = dict(theirs.named_parameters())  # a tied matrix once
+    ours = stored(merged)
+    assert sorted(ours) == sorted(kept)
+    total = exact = 0
+    for name, tensor in kept.items():
+        assert ours[name].dtype == tensor.dtype, name
+        if dtype == torch.bfloat16:
+            assert ulps(ours[name], tensor.detach()) <= 1, f"{name}: {ulps(ours[name], tensor.detach())} steps away"
+        else:
+            peer.assert_close(ours[name], tensor, 2e-6 * float(tensor.abs().max()), name)
+        total += tensor.numel()
+        exact += int((ours[name] == tensor).sum())
+    assert exact / total > 0.98, f"only {exact / total:.4f} of the numbers are PEFT's to the bit"
+    assert peer.load(merged).config.tie_word_embeddings == theirs.config.tie_word_embeddings
+
+
+def test_a_tied_head_with_a_pair(base, tapetune, tmp_path):
+    """The model as it was with its adapter: the head parts from the embeddings, which stay."""
+    case = next(case for case in adapters.SAVED if case.id == "tied-head")
+    folder, adapter, merged, ids = base("tied"), tmp_path / "adapter", tmp_path / "merged", tiny.tokens(COUNT, 15)
+    model = case.save(base, adapter)
+    tapetune("merge", adapter, "--model", folder, "--out", merged)
+    result = peer.load(merged)
+    assert not result.config.tie_word_embeddings
+    peer.assert_close(peer.forward(result, ids), model(torch.tensor([ids])).logits[0], TOLERANCE, "the parted model")
+
+
+@pytest.mark.parametrize("method", ("lora", "longlora"))
+def test_exported_adapter(method, base, tapetune, tmp_path):
+    """`merge --adapter` of a run: PEFT takes all of it without a remark, and has our logits."""
+    folder, exported, ids = base("llama"), tmp_path / "exported", tiny.tokens(COUNT, 16)
+    run = train(tapetune, folder, tmp_path, RECIPES[method])
+    tapetune("merge", run, "--adapter", "--out", exported)
+    model = adapters.load_adapter(folder, exported, {"rope_type": "linear", "factor": 2.0} if method == "lora" else None)
+    ours = tapetune.logits(folder, ids, "--adapter", exported, "--dtype", "f32")["logits"]
+    peer.assert_close(model(torch.tensor([ids])).logits[0], ours, TOLERANCE, "PEFT on the exported adapter")
+
+
+def test_there_and_back(base, tapetune, tmp_path):
+    """Trained here, on in PEFT, back here, and merged: the same model at every border."""
+    folder, ids = base("llama"), tiny.tokens(COUNT, 17)
+    run = train(tapetune, folder, tmp_path, "adapter: {method: lora, rank: 4}")
+    tapetune("merge", run, "--adapter", "--out", tmp_path / "out")
+    model = PeftModel.from_pretrained(peer.load(folder, torch.float32), tmp_path / "out", is_trainable=True)
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.5)
+    with torch.enable_grad():
+        model(torch.tensor([ids]), labels=torch.tensor([ids])).loss.backward()
+    optimizer.step()
+    model.save_pretrained(tmp_path / "peft")
+    theirs = model(torch.tensor([ids])).logits[0]
+    ours = tapetune.logits(folder, ids, "--adapter", tmp_path / "peft", "--dtype", "f32")["logits"]
+    peer.assert_close(ours, theirs, TOLERANCE, "what PEFT trained on")
+
+    (tmp_path / "again").mkdir()
+    recipe = f"adapter: {{method: lora, rank: 4}}\ninit_from: {tmp_path / 'peft'}"
+    last = train(tapetune, folder, tmp_path / "again", recipe)
+    tapetune("merge", last, "--out", tmp_path / "merged")
+    after = tapetune.logits(folder, ids, "--adapter", last / "adapter", "--dtype", "f32")["logits"]
+    assert (after - ours).abs().max() > 0.01, "the last training changed nothing"
+    peer.assert_close(peer.forward(peer.load(tmp_path / "merged"), ids), after, TOLERANCE, "merged in the end")
+
+
+# --- TAPE -----------------------------------------------------------------------------------------------------------
+
+
+def fill_positions(adapter):
+    """Random values for all that starts at zero, of a size that moves the logits."""
+    path, source = adapter / "adapter_model.safetensors", torch.Generator().manual_seed(4100)
+    tensors = adapters.contents(adapter)
+    for name, tensor in tensors.items():
+        if ".pe." in name or "post_attention_linear" in name:
+            tensors[name] = torch.randn(tensor.shape, generator=source) / math.sqrt(tensor.shape[1])
+        else:
+            tensors[name] = adapters.noise_like(name, tensor, source)
+    if "lm_head.weight" in tensors:  # the second name of a tied matrix
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file({adapters.PREFIX + name: tensor for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("words", ("", "mix=per-head rank=4 scaling=linear factor=2"), ids=("full", "per-head-lora"))
+@pytest.mark.parametrize("name", ("llama", "qwen2", "tied"))
+def test_tape_in_transformers(name, words, base, tapetune, tmp_path, monkeypatch):
+    """The merged folder runs by its own code: our logits, and cached generation as without a cache."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder, adapter, merged = base(name), tmp_path / "adapter", tmp_path / "merged"
+    ids = tiny.tokens(COUNT, 18)
+    tapetune("adapter", folder, "--method", "tape", "train_also=embeddings,norms", *words.split(), "--out", adapter)
+    fill_positions(adapter)
+    tapetune("merge", adapter, "--model", folder, "--out", merged)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        merged, trust_remote_code=True, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    expected = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
+    prompt = torch.tensor([ids])
+    peer.assert_close(model(prompt, use_cache=False).logits[0], expected, TOLERANCE, "the merged TAPE model")
+    model.generation_config.eos_token_id = None
+    greedy = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(prompt[:, :8])}
+    new = [model.generate(prompt[:, :8], use_cache=cached, **greedy)[0].tolist() for cached in (True, False)]
+    peer.assert_same_ids(new[0], new[1], "with and without a cache")

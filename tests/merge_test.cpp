@@ -1,0 +1,635 @@
+// Merging: the arithmetic against whole matrices, the model against the adapter beside its base, and bad company.
+#include "merge/merge.h"
+
+#include <c10/core/InferenceMode.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "adapters/peft.h"
+#include "catch.h"
+#include "core/error.h"
+#include "core/json.h"
+#include "merge/tape_files.h"
+#include "merge/verify.h"
+#include "support.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+// A base model, and runs on it whose trained numbers are drawn.
+struct Bench {
+  explicit Bench(bool tied = false, at::ScalarType dtype = at::kFloat) {
+    const ModelConfig config = random_config(tied);
+    std::map<std::string, at::Tensor> tensors;
+    std::vector<PlannedTensor> plan;
+    for (const auto& [name, tensor] : named_weights(config, random_weights(config, dtype))) {
+      tensors[name] = tensor;
+      plan.push_back({name, dtype, tensor.sizes().vec()});
+    }
+    write_checkpoint(base(), config, plan, [&](const std::string& name) { return tensors.at(name); });
+    tiny_tokenizer(base());
+    write_file(base() / "generation_config.json", "{\"do_sample\": false}\n");
+  }
+
+  fs::path base() const { return folder / "base"; }
+  fs::path out() const { return folder / "out"; }
+
+  // The run's folder. Its adapter is as training would leave it.
+  fs::path make_run(const std::string& method, const Words& words, const std::string& name = "run",
+                    std::int64_t context = 64, double size = 0.1) const {
+    const Checkpoint checkpoint = Checkpoint::open(base());
+    const MethodOptions options = parse_method(method, words);
+    const AdaptedModel adapted = adapt(checkpoint.config(), map_weights(checkpoint), options, at::kFloat);
+    const c10::NoGradGuard constant;
+    at::manual_seed(5);
+    for (const Parameter& p : adapted.parameters) {
+      // Magnitudes stay lengths: positive, and not those of the rows.
+      const at::Tensor noise = at::randn(p.value.sizes()) * size;
+      p.value.add_(p.name.ends_with("magnitude_vector") ? noise.abs() : noise);
+    }
+    Recipe recipe;
+    recipe.model = base().string();
+    recipe.model_hash = checkpoint.hash();
+    recipe.data = {{"books.tokens", 1.0}};
+    recipe.run = (folder / name).string();
+    recipe.context = context;
+    recipe.method = options;
+    recipe.steps = 1;
+    fs::create_directory(folder / name);
+    write_file(folder / name / "recipe.yaml", recipe_yaml(recipe));
+    save_adapter(adapted, folder / name / "adapter", base(), false);
+    return folder / name;
+  }
+
+  TempFolder folder;
+};
+
+const std::vector<std::pair<std::string, Words>>& plain_methods() {
+  static const std::vector<std::pair<std::string, Words>> all{
+      {"lora", {}},
+      {"lora", {"rank=4", "rslora=true", "targets=q,k,v,o,gate,up,down,lm_head"}},
+      {"lora", {"dora=true", "train_also=embeddings,norms"}},
+      {"lora", {"scaling=linear", "factor=2", "train_also=embeddings,norms,lm_head"}},
+      {"lora", {"scaling=yarn", "factor=4"}},
+      {"longlora", {"train_also=embeddings,norms"}},
+      {"theta-scaling", {"theta=1e6"}},
+      {"theta-scaling", {"scaling=linear", "factor=2", "train_also=embeddings,norms"}},
+      {"full", {"scaling=dynamic", "factor=2"}},
+      {"full", {}}};
+  return all;
+}
+
+MergeOptions to(const fs::path& out) {
+  MergeOptions options;
+  options.out = out;
+  options.version = "test";
+  return options;
+}
+
+at::Tensor logits_of(const Llama& model) {
+  const c10::InferenceMode inference;
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t i = 0; i < 40; ++i) tokens.push_back((5 + 11 * i) % 61);
+  ForwardInput in;
+  in.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);
+  return model.logits(model.forward(in).last[0]).to(at::kFloat);
+}
+
+at::Tensor adapted_logits(const MergeInput& input) {
+  return logits_of(load_adapter(input.config, map_weights(*input.base), input.adapter, at::kFloat).model);
+}
+
+at::Tensor merged_logits(const fs::path& folder) {
+  return logits_of(Llama::open(Checkpoint::open(folder), at::kFloat));
+}
+
+std::map<std::string, at::Tensor> adapter_tensors(const fs::path& run) {
+  std::map<std::string, at::Tensor> named;
+  for (const auto& [name, tensor] : load_tensors(run / "adapter" / "adapter_model.safetensors")) {
+    named[name_from_disk(name)] = tensor;
+  }
+  return named;
+}
+
+// Every file below a folder with its bytes.
+std::map<std::string, std::string> contents(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    files[entry.path().lexically_relative(folder).string()] = entry.is_regular_file() ? read_file(entry.path()) : "";
+  }
+  return files;
+}
+
+void change_tensor(const fs::path& file, const std::string& name, const at::Tensor& value) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [key, tensor] : load_tensors(file)) tensors[key] = tensor.clone();
+  REQUIRE(tensors.contains(name));
+  tensors[name] = value;
+  save_safetensors(file, tensors, true, {{"format", "pt"}});
+}
+
+template <typename Matcher>
+void refused(const RunResult& result, const Matcher& matcher, const Bench& bench, std::ptrdiff_t entries) {
+  CHECK(result.exit == 1);
+  CHECK(result.out.empty());
+  CHECK_THAT(result.err, matcher);
+  CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+  CHECK(result.err.front() == '[');
+  CHECK_FALSE(fs::exists(bench.out()));
+  CHECK(std::distance(fs::directory_iterator(bench.folder.path()), fs::directory_iterator()) == entries);
+}
+
+RunResult merge_run(const Bench& bench, Words words = {}, const std::function<void()>& before = {}) {
+  words.insert(words.begin(), {"merge", (bench.folder / "run").string(), "--out", bench.out().string()});
+  return run(words, before);
+}
+
+}  // namespace
+
+TEST_CASE("merge: scale B A is added in f32 and rounded once, with DoRA's lengths") {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const Words& words : {Words{}, Words{"rslora=true"}, Words{"dora=true", "rank=4", "targets=q,down"}}) {
+      const Bench bench(false, dtype);
+      const fs::path run = bench.make_run("lora", words);
+      const MergeInput input = open_merge(run);
+      const Merged merged(input);
+      const auto trained = adapter_tensors(run);
+      const MethodOptions& o = input.method;
+      const double rank = static_cast<double>(o.rank), scale = o.alpha / (o.rslora ? std::sqrt(rank) : rank);
+      int pairs = 0;
+      for (const PlannedTensor& tensor : merged.tensors()) {
+        INFO(tensor.name << " " << toString(dtype));
+        at::Tensor expected = input.base->tensor(tensor.name);
+        const std::string module = tensor.name.substr(0, tensor.name.size() - 6);
+        if (trained.contains(module + "lora_A.weight")) {
+          ++pairs;
+          at::Tensor sum = expected.to(at::kFloat) +
+                           at::mm(trained.at(module + "lora_B.weight"), trained.at(module + "lora_A.weight")) * scale;
+          if (o.dora) sum = sum * (trained.at(module + "lora_magnitude_vector") / sum.norm(2, 1)).unsqueeze(1);
+          expected = sum.to(dtype);
+        }
+        CHECK(tensor.dtype == dtype);
+        const double ulp = dtype == at::kFloat ? 1e-6 : dtype == at::kBFloat16 ? 1.0 / 128 : 1.0 / 1024;
+        const at::Tensor got = merged.tensor(tensor.name);
+        CHECK(at::allclose(got.to(at::kFloat), expected.to(at::kFloat), ulp, 1e-6));
+        // Nearly all to the last bit: a sum may be taken in another order.
+        CHECK(got.eq(expected).to(at::kFloat).mean().item<double>() > 0.95);
+      }
+      CHECK(pairs == (o.dora ? 6 : 12));
+    }
+  }
+}
+
+TEST_CASE("merge: a tensor in blocks of rows is the tensor") {
+  const Bench bench(false, at::kBFloat16);
+  const Merged merged(open_merge(bench.make_run("lora", {"dora=true", "train_also=embeddings"})));
+  for (const PlannedTensor& tensor : merged.tensors()) {
+    INFO(tensor.name);
+    const at::Tensor whole = merged.tensor(tensor.name);
+    std::vector<at::Tensor> blocks;
+    for (std::int64_t begin = 0; begin < tensor.shape[0]; begin += 5) {
+      blocks.push_back(merged.rows(tensor.name, begin, std::min<std::int64_t>(5, tensor.shape[0] - begin)).clone());
+    }
+    CHECK(at::allclose(at::cat(blocks).to(at::kFloat), whole.to(at::kFloat), 1.0 / 128, 1e-6));
+  }
+}
+
+TEST_CASE("merge: the merged model says what the adapter says beside its base") {
+  const Bench bench;
+  int number = 0;
+  for (const auto& [method, words] : plain_methods()) {
+    INFO(method << " " << fmt::format("{}", fmt::join(words, " ")));
+    const fs::path run = bench.make_run(method, words, fmt::format("run{}", ++number)),
+                   out = bench.folder / fmt::format("out{}", number);
+    const MergeInput input = open_merge(run);
+    merge(input, to(out));
+    const at::Tensor expected = adapted_logits(input), base = merged_logits(bench.base());
+    CHECK(largest_difference(merged_logits(out), expected) < 1e-4);
+    CHECK(largest_difference(base, expected) > 0.05);  // or the comparison would mean little
+    const ModelConfig config = Checkpoint::open(out).config();
+    const ModelConfig planned = adapt(input.config, map_weights(*input.base), input.method, at::kFloat).model.config();
+    CHECK(config.longest_context() == planned.longest_context());
+    CHECK(config.rope.type == planned.rope.type);
+    CHECK(config.rope.theta == planned.rope.theta);
+    CHECK(config.rope.factor == planned.rope.factor);
+    CHECK(read_file(out / "tokenizer.json") == read_file(bench.base() / "tokenizer.json"));
+    CHECK(read_file(out / "generation_config.json") == read_file(bench.base() / "generation_config.json"));
+  }
+}
+
+TEST_CASE("merge: a bf16 base stays bf16, --dtype changes it, and what did not train is copied to the bit") {
+  const Bench bench(false, at::kBFloat16);
+  const fs::path run = bench.make_run("lora", {"targets=q", "train_also=norms"});
+  const MergeInput input = open_merge(run);
+  merge(input, to(bench.out()));
+  const Checkpoint base = Checkpoint::open(bench.base()), merged = Checkpoint::open(bench.out());
+  const auto trained = adapter_tensors(run);
+  for (const auto& [name, stored] : merged.stored()) {
+    INFO(name);
+    CHECK(stored.entry.dtype == "BF16");
+    if (name.find("q_proj") != std::string::npos) continue;
+    const auto own = trained.find(name);
+    CHECK(at::equal(merged.tensor(name), own == trained.end() ? base.tensor(name) : own->second.to(at::kBFloat16)));
+  }
+  CHECK(Json::parse(merged.config().json)["torch_dtype"] == "bfloat16");
+  MergeOptions wide = to(bench.folder / "wide");
+  wide.dtype = at::kFloat;
+  merge(input, wide);
+  CHECK(Checkpoint::open(wide.out).dtype() == at::kFloat);
+  CHECK(largest_difference(merged_logits(wide.out), adapted_logits(input)) < 1e-4);
+  CHECK(largest_difference(merged_logits(bench.out()), adapted_logits(input)) < 0.5);
+}
+
+TEST_CASE("merge: a context that was trained is the model's context") {
+  const Bench bench;
+  merge(open_merge(bench.make_run("theta-scaling", {}, "run", 256)), to(bench.out()));
+  CHECK(Checkpoint::open(bench.out()).config().context == 256);
+}
+
+TEST_CASE("merge: tied embeddings stay tied unless they parted") {
+  const Bench bench(true);
+  const auto merged = [&](const std::string& name, const Words& words, double size = 0.1) {
+    const MergeInput input = open_merge(bench.make_run("lora", words, "run-" + name, 64, size));
+    merge(input, to(bench.folder / name));
+    CHECK(largest_difference(merged_logits(bench.folder / name), adapted_logits(input)) < 1e-4);
+    const Checkpoint result = Checkpoint::open(bench.folder / name);
+    CHECK(result.has("lm_head.weight") != result.config().tied_embeddings);
+    CHECK(Json::parse(result.config().json)["tie_word_embeddings"] == result.config().tied_embeddings);
+    return result.config().tied_embeddings;
+  };
+  CHECK(merged("untrained", {}));
+  CHECK(merged("trained", {"train_also=embeddings"}));
+  CHECK_FALSE(merged("parted", {"train_also=embeddings", "untie=true"}));
+  CHECK_FALSE(merged("parted-head", {"train_also=lm_head", "untie=true"}));
+  CHECK_FALSE(merged("pair", {"targets=q,lm_head"}));
+  CHECK(merged("equal", {"train_also=embeddings,lm_head", "untie=true"}, 0));  // could have parted, and did not
+}
+
+TEST_CASE("merge: shards of any size hold the same tensors") {
+  const Bench bench;
+  const fs::path run = bench.make_run("lora", {"train_also=embeddings,norms"});
+  const MergeInput input = open_merge(run);
+  const Merged expected(input);
+  for (const std::uint64_t size :
+       {std::uint64_t{1}, std::uint64_t{4'000}, std::uint64_t{1'000'000}, std::uint64_t{50'000'000'000}}) {
+    INFO(size);
+    MergeOptions options = to(bench.out());
+    options.shard_bytes = size;
+    options.replace = true;
+    merge(input, options);
+    const Checkpoint merged = Checkpoint::open(bench.out());
+    CHECK((merged.shards() == 1) == (size >= 1'000'000));
+    CHECK(merged.stored().size() == expected.tensors().size());
+    for (const PlannedTensor& tensor : expected.tensors()) {
+      CHECK(at::equal(merged.tensor(tensor.name), expected.tensor(tensor.name)));
+    }
+  }
+}
+
+TEST_CASE("merge: a base that was drawn by the recipe") {
+  const Bench bench;
+  const fs::path run = bench.folder / "scratch";
+  fs::create_directory(run);
+  write_file(run / "recipe.yaml",
+             fmt::format("model: {{init: random, hidden: 32, layers: 2, heads: 4, ffn: 48, vocab: 61, tokenizer: {}}}\n"
+                         "data: x.tokens\nrun: {}\ncontext: 32\nsteps: 1\nseed: 7\nadapter: {{method: lora}}\n",
+                         bench.base().string(), run.string()));
+  const Recipe recipe = read_recipe(run / "recipe.yaml");
+  const ModelConfig config = random_model_config(recipe);
+  const LlamaWeights weights = tapetune::random_weights(config, recipe.seed);
+  const AdaptedModel adapted = adapt(config, weights, recipe.method, at::kFloat);
+  {
+    const c10::NoGradGuard constant;
+    for (const Parameter& p : adapted.parameters) p.value.add_(0.05);
+  }
+  save_adapter(adapted, run / "adapter", "", false);
+  merge(open_merge(run), to(bench.out()));
+  CHECK(largest_difference(merged_logits(bench.out()), logits_of(adapted.model)) < 1e-4);
+  CHECK(fs::exists(bench.out() / "tokenizer.json"));
+}
+
+TEST_CASE("merge: where it comes from stands beside the weights") {
+  const Bench bench;
+  const fs::path run = bench.make_run("lora", {"scaling=linear", "factor=2"});
+  merge(open_merge(run), to(bench.out()));
+  const Json json = Json::parse(read_file(bench.out() / "tapetune_provenance.json"));
+  CHECK(json["tapetune"] == "test");
+  CHECK(json["base"]["path"] == bench.base().string());
+  CHECK(json["base"]["hash"] == Checkpoint::open(bench.base()).hash());
+  CHECK(json["method"]["method"] == "lora");
+  CHECK(json["recipe"] == read_file(run / "recipe.yaml"));
+  const std::string card = read_file(bench.out() / "README.md");
+  CHECK_THAT(card, Contains("from_pretrained(\"out\"") && Contains(bench.base().string()) && Contains("lora rank=8") &&
+                       Contains("128 (the base model's: 64)"));
+}
+
+TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config that leads there") {
+  const Bench bench;
+  const fs::path run = bench.make_run("tape", {"rank=4", "mix=per-head", "train_also=embeddings,norms"});
+  const MergeInput input = open_merge(run);
+  merge(input, to(bench.out()));
+  for (const TapeFile& file : tape_files()) {
+    CHECK(read_file(bench.out() / std::string(file.name)) == file.text);
+    CHECK(file.text == read_file(fs::path(source_folder) / "src/merge/tape" / std::string(file.name)));
+  }
+  const Json config = Json::parse(read_file(bench.out() / "config.json"));
+  CHECK(config["model_type"] == "tape_llama");
+  CHECK(config["auto_map"]["AutoModelForCausalLM"] == "modeling_tape.TapeForCausalLM");
+  CHECK(config["tape"]["mix"] == "per-head");
+  CHECK(config["tape"]["width"] == 4);
+  CHECK(config["head_dim"] == 8);
+  const auto tensors = load_tensors(bench.out() / "model.safetensors");
+  const auto trained = adapter_tensors(run);
+  CHECK(tensors.size() == expected_tensors(input.config).size() + 3 * 4);
+  for (const auto& [name, tensor] : trained) {
+    INFO(name);
+    if (name.find(".lora_") == std::string::npos) CHECK(at::equal(tensors.at(name), tensor));
+  }
+  CHECK_FALSE(at::equal(tensors.at("model.layers.0.self_attn.q_proj.weight"),
+                        input.base->tensor("model.layers.0.self_attn.q_proj.weight")));
+  const fs::path ablation = bench.make_run("tape", {"equivariant=false"}, "ablation");
+  CHECK_THROWS_WITH(merge(open_merge(ablation), to(bench.folder / "no")), Contains("equivariant=false"));
+}
+
+TEST_CASE("merge --adapter: a copy that loads alike; --no-with-base for tape") {
+  const Bench bench;
+  const fs::path before = bench.make_run("lora", {"dora=true", "train_also=embeddings,norms"});
+  REQUIRE(merge_run(bench, {"--adapter"}).exit == 0);
+  const Checkpoint base = Checkpoint::open(bench.base());
+  const auto logits = [&](const fs::path& adapter) {
+    return logits_of(load_adapter(base.config(), map_weights(base), adapter, at::kFloat).model);
+  };
+  CHECK(at::equal(logits(bench.out()), logits(before / "adapter")));
+  CHECK(read_file(bench.out() / "adapter_model.safetensors") ==
+        read_file(before / "adapter" / "adapter_model.safetensors"));
+  CHECK(Json::parse(read_file(bench.out() / "adapter_config.json"))["base_model_name_or_path"] ==
+        bench.base().string());
+  CHECK(Json::parse(read_file(bench.out() / "tapetune_provenance.json"))["base"]["hash"] == base.hash());
+  CHECK_THAT(read_file(bench.out() / "README.md"), Contains("PeftModel.from_pretrained(model, \"out\")"));
+
+  bench.make_run("tape", {}, "tape");
+  const std::string alone = (bench.folder / "alone").string();
+  CHECK(run({"merge", (bench.folder / "tape").string(), "--no-with-base", "--out", alone}).exit == 0);
+  CHECK(fs::exists(fs::path(alone) / "adapter_model.safetensors"));
+  CHECK_FALSE(fs::exists(fs::path(alone) / "model.safetensors"));
+  const RunResult other = merge_run(bench, {"--no-with-base", "--force"});
+  CHECK(other.exit == 1);
+  CHECK_THAT(other.err, Contains("is for tape") && Contains("--adapter"));
+  bench.make_run("full", {}, "full");
+  const RunResult full = run({"merge", (bench.folder / "full").string(), "--adapter", "--out", alone, "--force"});
+  CHECK(full.exit == 1);
+  CHECK_THAT(full.err, Contains("method full has no adapter"));
+}
+
+TEST_CASE("merge: an adapter without a run, with its base") {
+  const Bench bench;
+  const fs::path before = bench.make_run("lora", {});
+  const std::string adapter = (before / "adapter").string();
+  refused(run({"merge", adapter, "--out", bench.out().string()}), Contains("is an adapter") && Contains("--model"),
+          bench, 2);
+  CHECK(run({"merge", adapter, "--model", bench.base().string(), "--out", bench.out().string()}).exit == 0);
+  merge(open_merge(before), to(bench.folder / "same"));
+  CHECK(read_file(bench.out() / "model.safetensors") == read_file(bench.folder / "same" / "model.safetensors"));
+  CHECK(Json::parse(read_file(bench.out() / "tapetune_provenance.json"))["recipe"].is_null());
+}
+
+TEST_CASE("merge: a run that is not finished gives its newest checkpoint, or is refused") {
+  const Bench bench;
+  const fs::path unfinished = bench.make_run("lora", {});
+  fs::create_directories(unfinished / "checkpoints");
+  fs::rename(unfinished / "adapter", unfinished / "checkpoints" / "step-7");
+  const RunResult result = merge_run(bench);
+  CHECK(result.exit == 0);
+  CHECK_THAT(result.err, Contains("is not finished") && Contains("step 7"));
+  CHECK(Json::parse(read_file(bench.out() / "tapetune_provenance.json"))["unfinished_at_step"] == 7);
+  fs::remove_all(bench.out());
+  fs::remove_all(unfinished / "checkpoints");
+  refused(merge_run(bench), Contains("has neither a result (adapter) nor a checkpoint yet"), bench, 2);
+}
+
+TEST_CASE("merge: refuses numbers that are none, with the tensor's name") {
+  const Bench bench;
+  const fs::path weights = bench.make_run("lora", {"train_also=norms"}) / "adapter" / "adapter_model.safetensors";
+  const std::string good = read_file(weights);
+  const std::string pair = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight";
+  change_tensor(weights, pair, at::full({16, 8}, NAN));
+  refused(merge_run(bench), Contains("[merge] model.layers.1.self_attn.v_proj.weight: numbers of the result"), bench,
+          2);
+  write_file(weights, good);
+  change_tensor(weights, "base_model.model.model.norm.weight", at::full({32}, INFINITY));
+  refused(merge_run(bench), Contains("[merge] model.norm.weight"), bench, 2);
+  write_file(weights, good);
+  change_tensor(weights, "base_model.model.model.norm.weight", at::full({32}, 1e5));
+  refused(merge_run(bench, {"--dtype", "f16"}), Contains("model.norm.weight") && Contains("--dtype bf16"), bench, 2);
+  CHECK(merge_run(bench, {"--dtype", "bf16"}).exit == 0);
+}
+
+TEST_CASE("merge: refuses a base that changed since, unless it may be any") {
+  const Bench bench;
+  bench.make_run("lora", {});
+  const fs::path weights = bench.base() / "model.safetensors";
+  change_tensor(weights, "model.norm.weight", at::full({32}, 2.0));
+  refused(merge_run(bench),
+          Contains(bench.base().string()) && Contains("the run was trained on blake3") && Contains("--model") &&
+              Contains("--force-base"),
+          bench, 2);
+  refused(merge_run(bench, {"--adapter"}), Contains("the run was trained on blake3"), bench, 2);
+  refused(merge_run(bench, {"--force"}), Contains("--force-base"), bench, 2);  // replaces folders, and no more
+  const RunResult forced = merge_run(bench, {"--force-base"});
+  CHECK(forced.exit == 0);
+  CHECK_THAT(forced.err, Contains("are not those that the run was trained on"));
+  const Json json = Json::parse(read_file(bench.out() / "tapetune_provenance.json"));
+  CHECK(json["trained_on"] != json["base"]["hash"]);
+}
+
+TEST_CASE("merge: refuses what is no run, a foreign adapter, and places that are not its own") {
+  const Bench bench;
+  const fs::path before = bench.make_run("lora", {});
+  const auto kept = contents(before);
+  const auto into = [&](const fs::path& from, const fs::path& out) {
+    return run({"merge", from.string(), "--out", out.string(), "--force"});
+  };
+  refused(into(bench.folder / "nothing", bench.out()), Contains("there is no such folder"), bench, 2);
+  refused(into(bench.base(), bench.out()), Contains("is neither a run"), bench, 2);
+  refused(into(before, before / "adapter"), Contains("which a merge does not touch"), bench, 2);
+  refused(into(before, before), Contains("which a merge does not touch"), bench, 2);
+  refused(into(before, bench.base()), Contains("which a merge does not touch"), bench, 2);
+  refused(into(before, bench.folder.path()), Contains("which a merge does not touch"), bench, 2);
+  refused(run({"merge", before.string(), "--model", (bench.folder / "gone").string(), "--out", bench.out().string()}),
+          Contains("gone") && Contains("no such folder"), bench, 2);
+  change_tensor(before / "adapter" / "adapter_model.safetensors",
+                "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", at::ones({8, 16}));
+  refused(merge_run(bench), Contains("model.layers.0.self_attn.q_proj.lora_A.weight: the model needs [8, 32]"), bench,
+          2);
+  for (const auto& [name, bytes] : kept) {
+    if (name.find("adapter_model") == std::string::npos) CHECK(contents(before).at(name) == bytes);
+  }
+}
+
+TEST_CASE("merge: a write that fails half-way, and a full disk, leave nothing") {
+  const Bench bench;
+  bench.make_run("lora", {});
+  const auto kept = contents(bench.folder / "run");
+  const RunResult limited = merge_run(bench, {}, [] {
+    const rlimit limit{50'000, 50'000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  });
+  refused(limited, Contains("model.safetensors: writing failed: File too large"), bench, 2);
+
+  const fs::path mount = bench.folder / "disk";
+  fs::create_directory(mount);
+  const auto disk = [&](const char* size) {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", mount.c_str(), "tmpfs", 0, size) != 0) {
+      ::_exit(99);
+    }
+  };
+  const Words words{"merge", (bench.folder / "run").string(), "--out", (mount / "out").string(), "--shard-size",
+                    "20KB"};
+  const RunResult before = run(words, [&] { disk("size=64k"); });
+  if (before.exit == 99) {
+    fmt::print("SKIPPED: mounting a small disk needs root\n");
+    return;
+  }
+  refused(before, Contains("are to be written, but the disk has") && Contains("free some space"), bench, 3);
+  // Room for the numbers, but not for all files, whose last pages are never full.
+  const RunResult late = run(words, [&] { disk("size=132k"); });
+  refused(late, Contains("No space left on device") && Contains("free some space"), bench, 3);
+  CHECK(contents(bench.folder / "run") == kept);
+}
+
+TEST_CASE("merge: killed at any moment, the output is absent or whole, and the run is as it was") {
+  const Bench bench;
+  const fs::path before = bench.make_run("lora", {"train_also=embeddings,norms"});
+  const auto kept = contents(before);
+  const std::string out = bench.out().string();
+  int whole = 0;
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::execl(tapetune_binary, tapetune_binary, "-q", "merge", before.c_str(), "--out", out.c_str(), "--shard-size",
+              "2KB", "--force", nullptr);
+      ::_exit(127);
+    }
+    ::usleep(static_cast<useconds_t>(150'000 + 20'000 * i));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    if (!fs::exists(out)) continue;
+    ++whole;
+    CHECK(run({"inspect", out}).exit == 0);
+    CHECK(fs::exists(bench.out() / "tapetune_provenance.json"));
+    CHECK(fs::exists(bench.out() / "tokenizer.json"));
+  }
+  CHECK(contents(before) == kept);
+  CHECK(merge_run(bench, {"--force"}).exit == 0);
+  // The last one cleared what the killed ones left: base, run and out.
+  CHECK(std::distance(fs::directory_iterator(bench.folder.path()), fs::directory_iterator()) == 3);
+  INFO(whole << " of 20 came to their end");
+}
+
+TEST_CASE("the writer takes tensors in parts, and refuses too few or too many rows") {
+  const TempFolder folder;
+  const ModelConfig config = random_config(true);
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<PlannedTensor> plan;
+  for (const auto& [name, tensor] : named_weights(config, random_weights(config, at::kFloat))) {
+    tensors[name] = tensor;
+    plan.push_back({name, at::kFloat, tensor.sizes().vec()});
+  }
+  const auto parts = [&](std::int64_t missing) {
+    return [&, missing](const std::string& name, const PutRows& put) {
+      const at::Tensor& whole = tensors.at(name);
+      for (std::int64_t i = 0; i < whole.size(0) - missing; i += 3) {
+        put(whole.narrow(0, i, std::min<std::int64_t>(3, whole.size(0) - missing - i)));
+      }
+      if (missing < 0) put(whole.narrow(0, 0, 1));
+    };
+  };
+  stream_checkpoint(folder / "out", config, plan, parts(0));
+  const Checkpoint written = Checkpoint::open(folder / "out");
+  for (const auto& [name, tensor] : tensors) CHECK(at::equal(written.tensor(name), tensor));
+  CHECK_THROWS_WITH(stream_checkpoint(folder / "few", config, plan, parts(1)),
+                    Contains("model.embed_tokens.weight: planned as [61, 32], but given as [60, 32]"));
+  CHECK_FALSE(fs::exists(folder / "few"));
+  const auto twice = [&](const std::string& name, const PutRows& put) {
+    put(tensors.at(name));
+    put(tensors.at(name));
+  };
+  CHECK_THROWS_WITH(stream_checkpoint(folder / "many", config, plan, twice), Contains("but given as [122, 32]"));
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
+}
+
+TEST_CASE("verify: a merge is the run's, to the bit; what was changed is found and named") {
+  const Bench bench;
+  const fs::path before = bench.make_run("lora", {"scaling=linear", "factor=2", "train_also=norms"});
+  const auto words = [&](Words more = {}) {
+    more.insert(more.begin(), {"verify", before.string(), bench.out().string()});
+    return more;
+  };
+  for (const char* dtype : {"keep", "bf16"}) {
+    INFO(dtype);
+    REQUIRE(merge_run(bench, {"--dtype", dtype, "--force"}).exit == 0);
+    const RunResult same = run(words({"--json"}));
+    CHECK(same.err.empty());
+    CHECK(same.exit == 0);
+    const Json json = Json::parse(same.out);
+    CHECK(json["agree"] == true);
+    CHECK(json["tensors"]["identical"] == json["tensors"]["compared"]);
+    CHECK(json["tensors"]["compared"] == 30);
+    CHECK(json["logits"]["difference"].get<double>() < (std::string(dtype) == "keep" ? 1e-4 : 0.5));
+  }
+  CHECK(run(words({"--prompt", "a dog", "--logits-tolerance", "0.2"})).exit == 0);
+  CHECK(run(words({"--prompt", "a dog", "--logits-tolerance", "0"})).exit == 1);  // bf16 rounds
+  REQUIRE(merge_run(bench, {"--force"}).exit == 0);
+
+  // One number of one tensor.
+  const fs::path weights = bench.out() / "model.safetensors";
+  at::Tensor norm = load_tensors(weights).at("model.layers.1.input_layernorm.weight").clone();
+  norm[3] += 0.25;
+  change_tensor(weights, "model.layers.1.input_layernorm.weight", norm);
+  const RunResult changed = run(words());
+  CHECK(changed.exit == 1);
+  CHECK_THAT(changed.err, Contains("are not the same: their tensors differ"));
+  CHECK_THAT(changed.out, Contains("30 compared, 29 identical") &&
+                              Contains("largest difference 0.25 in model.layers.1.input_layernorm.weight"));
+  CHECK(run(words({"--tolerance", "0.3", "--logits-tolerance", "1"})).exit == 0);
+
+  // The same tensors under other rotary settings.
+  REQUIRE(merge_run(bench, {"--force"}).exit == 0);
+  Json config = Json::parse(read_file(bench.out() / "config.json"));
+  config["rope_scaling"] = nullptr;
+  write_file(bench.out() / "config.json", config.dump());
+  const RunResult rotary = run(words());
+  CHECK(rotary.exit == 1);
+  CHECK_THAT(rotary.err, Contains("the logits differ; compare the two config.json"));
+}
+
+TEST_CASE("verify: names, shapes and dtypes of two checkpoints") {
+  const Bench bench;
+  const std::string base = bench.base().string(), other = (bench.folder / "other").string();
+  CHECK(run({"verify", base, base}).exit == 0);
+  REQUIRE(run({"convert", base, "--dtype", "bf16", "--out", other}).exit == 0);
+  const RunResult narrow = run({"verify", base, other, "--json"});
+  CHECK(narrow.exit == 1);
+  const Json json = Json::parse(narrow.out);
+  CHECK(json["tensors"]["unlike"].size() == 30);
+  CHECK(json["tensors"]["unlike"][0] == "lm_head.weight: F32 [61, 32] and BF16 [61, 32]");
+  CHECK(json["tensors"]["largest_relative"]["difference"].get<double>() < 0.005);
+  std::map<std::string, at::Tensor> tensors = load_tensors(bench.base() / "model.safetensors");
+  tensors["model.layers.0.extra"] = at::ones({2});
+  REQUIRE(run({"convert", base, "--out", other, "--force"}).exit == 0);
+  save_safetensors(fs::path(other) / "model.safetensors", tensors, true, {{"format", "pt"}});
+  const RunResult more = run({"verify", base, other});
+  CHECK(more.exit == 1);
+  CHECK_THAT(more.out, Contains("only in B: 1\n  model.layers.0.extra"));
+}
