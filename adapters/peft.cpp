@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "checkpoint/checkpoint.h"
+#include "adapters/tape/checkpoint.h"
 #include "checkpoint/writer.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -66,6 +66,11 @@ void write_json(const fs::path& path, const Json& json) {
   OutputFile file(path);
   file.write(json.dump(2) + "\n");
   file.finish();
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code status;
+  return fs::exists(folder / "config.json", status) && !fs::exists(folder / adapter_file, status);
 }
 
 // What of a PEFT configuration changes the result and is not done here must not pass in silence.
@@ -206,6 +211,14 @@ void write_adapter_files(const AdaptedModel& adapted, const fs::path& folder, co
 MethodOptions adapter_options(const ModelConfig& config, const fs::path& folder) {
   std::error_code status;
   if (!fs::is_directory(folder, status)) fail("adapter", "{}: there is no such folder.", folder.string());
+  if (is_checkpoint(folder)) {
+    const Checkpoint checkpoint = Checkpoint::open(folder);
+    if (!holds_positions(checkpoint.stored())) {
+      fail("adapter", "{}: is a whole model without TAPE's tensors, not an adapter; give it as the model.",
+           folder.string());
+    }
+    return position_options(checkpoint);
+  }
   const fs::path file = folder / adapter_file, own = folder / "tapetune.json", peft = folder / "adapter_config.json";
   if (!fs::exists(file, status)) {
     fail("adapter", "{}: there is no adapter_model.safetensors{}.", folder.string(),
@@ -231,20 +244,31 @@ AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights
   return adapted;
 }
 
+AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype) {
+  if (holds_positions(checkpoint.stored())) return load_adapter(checkpoint.config(), weights, checkpoint.path(), dtype);
+  return adapt(checkpoint.config(), weights, MethodOptions(), dtype);
+}
+
 StoredTensors stored_parameters(const AdaptedModel& adapted, const at::Tensor& frozen_head, const fs::path& folder) {
-  const fs::path file = folder / adapter_file;
+  const bool whole = is_checkpoint(folder);
+  const fs::path file = whole ? folder : folder / adapter_file;
   StoredTensors stored, found;
-  map_safetensors(file, stored);
-  // What is taken leaves `stored`; nothing may be left in the end.
+  if (whole) {
+    stored = Checkpoint::open(folder).stored();
+  } else {
+    map_safetensors(file, stored);
+  }
+  // What is taken leaves `stored`; of an adapter, nothing may be left in the end.
   for (const Parameter& parameter : adapted.parameters) {
-    auto node = stored.extract(name_on_disk(parameter.name));
+    const std::string name = whole ? parameter.name : name_on_disk(parameter.name);
+    auto node = stored.extract(name);
     if (node.empty()) {
-      fail("adapter", "{}: the tensor {} is missing; is the file whole, and made for this model?", file.string(),
-           name_on_disk(parameter.name));
+      fail("adapter", "{}: the tensor {} is missing; is the file whole, and made for this model?", file.string(), name);
     }
     check_shape(parameter, node.mapped().entry, file.string());
     found.emplace(parameter.name, std::move(node.mapped()));
   }
+  if (whole) return found;
   // The frozen head that PEFT stores beside a pair, and a tied matrix under its second name, may be there; equal ones.
   const auto repeated = [&](const std::string& name, const at::Tensor& expected) {
     const auto node = stored.extract(name_on_disk(name));

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "adapters/adapter.h"
-#include "checkpoint/folder.h"
+#include "checkpoint/checkpoint.h"
 
 namespace tapetune {
 
@@ -23,7 +23,8 @@ void save_adapter(const AdaptedModel& adapted, const std::filesystem::path& fold
 void write_adapter_files(const AdaptedModel& adapted, const std::filesystem::path& folder,
                          const std::filesystem::path& base);
 
-// What an adapter's files say about its method; config: of the model that it is for.
+// What an adapter's files say about its method; config: of the model that it is for. An adapter may also be a whole
+// checkpoint that holds TAPE's tensors, here and below.
 MethodOptions adapter_options(const ModelConfig& config, const std::filesystem::path& folder);
 
 // The parameters as they are stored, under their own names. Fails, naming the tensor, as load_adapter does. The model's
@@ -37,5 +38,8 @@ void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& base, c
 // Fails, naming the tensor, where the adapter is of another model, lacks a tensor or has one too many.
 AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const std::filesystem::path& folder,
                           at::ScalarType dtype);
+
+// A checkpoint as it is: plain, or with TAPE where it holds that. weights: all of its own.
+AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype);
 
 }  // namespace tapetune

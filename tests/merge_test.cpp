@@ -17,6 +17,7 @@
 #include "merge/tape_files.h"
 #include "merge/verify.h"
 #include "support.h"
+#include "train/base.h"
 
 using namespace tapetune;
 using namespace tapetune::test;
@@ -359,6 +360,66 @@ TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config
                         input.base->tensor("model.layers.0.self_attn.q_proj.weight")));
   const fs::path ablation = bench.make_run("tape", {"equivariant=false"}, "ablation");
   CHECK_THROWS_WITH(merge(open_merge(ablation), to(bench.folder / "no")), Contains("equivariant=false"));
+}
+
+TEST_CASE("merge: what TAPE became is read again, merged again, trained on, and refused where positions would be lost") {
+  const Bench bench;
+  for (const std::string mix : {"full", "per-head"}) {
+    INFO(mix);
+    const fs::path before =
+        bench.make_run("tape", {"mix=" + mix, "width=2", "rank=4", "scaling=linear", "factor=2"}, "run-" + mix);
+    const fs::path out = bench.folder / mix, again = bench.folder / (mix + "-again");
+    merge(open_merge(before), to(out));
+    const Checkpoint merged = Checkpoint::open(out);
+    const at::Tensor expected = adapted_logits(open_merge(before));
+    const AdaptedModel model = open_adapted(merged, map_weights(merged), at::kFloat);
+    CHECK(model.options.width == 2);
+    CHECK((logits_of(model.model) - expected).abs().max().item<double>() < 1e-5);
+    CHECK((logits_of(Llama::open(merged, at::kFloat)) - expected).abs().max().item<double>() > 0.01);
+    merge(open_merge(out), to(again));
+    CHECK(read_file(again / "model.safetensors") == read_file(out / "model.safetensors"));
+    CHECK(read_file(again / "config.json") == read_file(out / "config.json"));
+    CHECK(run({"verify", before.string(), out.string()}).exit == 0);
+    CHECK(run({"verify", again.string(), out.string()}).exit == 0);
+    // The settings may be given by hand.
+    const std::string ids = "3,1,4,1,5", file = (bench.folder / "logits").string();
+    const auto logits = [&](const Words& more) {
+      Words words{"logits", out.string(), "--tokens", ids, "--out", file, "--force"};
+      words.insert(words.end(), more.begin(), more.end());
+      REQUIRE(run(words).exit == 0);
+      return load_tensors(file).at("logits").clone();
+    };
+    CHECK(at::equal(logits({}), logits({"--method", "tape", "mix=" + mix, "width=2"})));
+    CHECK_FALSE(at::equal(logits({}), logits({"--method", "none"})));
+  }
+
+  const std::string out = (bench.folder / "full").string(), no = (bench.folder / "no").string();
+  const auto refused = [&](const Words& words, const std::string& why) {
+    INFO(words.front());
+    const RunResult result = run(words);
+    CHECK(result.exit == 1);
+    CHECK_THAT(result.err, Contains("TAPE's") && Contains(why));
+    CHECK_FALSE(fs::exists(no));
+  };
+  refused({"convert", out, "--out", no}, "tapetune merge");
+  refused({"export", out, "--gguf", "f16", "--out", no}, "llama.cpp does not have");
+  refused({"logits", out, "--tokens", "1", "--out", no, "--method", "lora"}, "leave --method away");
+  refused({"logits", out, "--tokens", "1", "--out", no, "--adapter", out}, "leave --adapter away");
+  refused({"logits", bench.base().string(), "--tokens", "1", "--out", no, "--adapter", bench.base().string()},
+          "give it as the model");
+  refused({"merge", out, "--model", bench.base().string(), "--out", no}, "leave --model away");
+
+  Recipe recipe;
+  recipe.model = out;
+  recipe.method = parse_method("lora", {});
+  CHECK_THROWS_WITH(open_base(recipe), Contains("init_from: " + out));
+  recipe.method = parse_method("tape", Words{"width=2"});
+  recipe.init_from = out;
+  const BaseModel base = open_base(recipe);
+  const AdaptedModel further = adapt(base.config, base.weights, recipe.method, at::kFloat);
+  restore_parameters(further, base.weights, recipe.init_from);
+  CHECK((logits_of(further.model) - adapted_logits(open_merge(bench.folder / "run-full"))).abs().max().item<double>() <
+        1e-5);
 }
 
 TEST_CASE("merge --adapter: a copy that loads alike; --no-with-base for tape") {

@@ -132,6 +132,8 @@ const Defaults& find_architecture(const Json& root, std::string_view where) {
   }
   const auto type = root.find("model_type");
   const std::string model_type = type != root.end() && type->is_string() ? type->get<std::string>() : std::string();
+  // What a merge of TAPE writes: a Llama, with tensors of its own beside.
+  if (name == "TapeForCausalLM") return architectures[static_cast<std::size_t>(Architecture::llama)];
   for (const Defaults& known : architectures) {
     if (name.empty() ? known.model_type == model_type : known.name == name) return known;
   }
@@ -305,7 +307,7 @@ ModelConfig parse_config(std::string_view json, std::string_view where) {
   const bool llama = config.architecture == Architecture::llama;
   const bool attention_bias = llama && reader.boolean("attention_bias", false);
   config.qkv_bias = attention_bias || config.architecture == Architecture::qwen2;
-  config.output_bias = attention_bias;
+  config.output_bias = llama && reader.boolean("attention_output_bias", attention_bias);  // a merged TAPE's key
   config.mlp_bias = llama && reader.boolean("mlp_bias", false);
   config.tied_embeddings = reader.boolean("tie_word_embeddings", false);
 

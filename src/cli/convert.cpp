@@ -1,10 +1,11 @@
 #include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/writer.h"
 #include "cli/verbs.h"
+#include "core/error.h"
 
 namespace tapetune::cli {
 
@@ -27,6 +28,10 @@ void add_convert(CLI::App& app) {
     const c10::InferenceMode inference;
     const WriteOptions write{parse_size(options->shard_size), options->force, options->model};
     const Checkpoint checkpoint = Checkpoint::open(options->model);
+    if (holds_positions(checkpoint.stored())) {
+      fail("convert", "{}: holds TAPE's positions; write it anew with tapetune merge, which keeps them.",
+           options->model);
+    }
     std::vector<PlannedTensor> plan;
     for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
       const TensorEntry& entry = checkpoint.stored().find(expected.name)->second.entry;

@@ -43,8 +43,9 @@ Subject open_run_subject(const ModelOptions& options) {
   }
   if (options.threads > 0) at::set_num_threads(options.threads);
   TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype));
-  if (run.step) warn("{}: is not finished; its checkpoint of step {} is evaluated", options.folder, *run.step);
-  return {full_name(run.adapter), std::move(run.adapted), run.base.tokenizer, std::move(run.recipe)};
+  const std::optional<std::int64_t> step = run.trained.step;
+  if (step) warn("{}: is not finished; its checkpoint of step {} is evaluated", options.folder, *step);
+  return {full_name(run.trained.folder), std::move(run.adapted), run.base.tokenizer, std::move(run.recipe)};
 }
 
 Subject open_subject(const ModelOptions& options) {

@@ -1,8 +1,9 @@
 #include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "adapters/tape/checkpoint.h"
 #include "cli/verbs.h"
+#include "core/error.h"
 #include "gguf/writer.h"
 
 namespace tapetune::cli {
@@ -17,18 +18,18 @@ void add_export(CLI::App& app) {
   verb->add_option("model", options->model, "Folder of a Hugging Face checkpoint")->required();
   verb->add_option("--gguf", options->type, "How matrices are stored: f32, f16, bf16 or q8_0")
       ->required()
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
+      ->check(CLI::IsMember(gguf::written_types()));
   verb->add_option("--out", options->out, "File to write; it appears only when all of it is on disk")->required();
   verb->add_flag("--force", options->force, "Replace an existing file");
   verb->footer("example: tapetune export /models/llama2-7b-8k --gguf q8_0 --out llama2-7b-8k.Q8_0.gguf");
   verb->callback([options] {
     const c10::InferenceMode inference;
     const Checkpoint checkpoint = Checkpoint::open(options->model);
+    if (holds_positions(checkpoint.stored())) {
+      fail("export", "{}: holds TAPE's positions, which llama.cpp does not have; nothing was written.", options->model);
+    }
     gguf::ExportOptions write;
-    write.type = options->type == "f32"    ? gguf::TensorType::f32
-                 : options->type == "bf16" ? gguf::TensorType::bf16
-                 : options->type == "q8_0" ? gguf::TensorType::q8_0
-                                           : gguf::TensorType::f16;
+    write.type = gguf::written_types().at(options->type);
     write.tokenizer = options->model;
     write.name = (std::filesystem::absolute(options->model) / "").lexically_normal().parent_path().filename().string();
     write.replace = options->force;

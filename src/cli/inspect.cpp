@@ -1,6 +1,6 @@
 #include <CLI/CLI.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "adapters/tape/checkpoint.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/json.h"
@@ -138,7 +138,7 @@ void add_inspect(CLI::App& app) {
   verb->callback([options] {
     const Checkpoint checkpoint = Checkpoint::open(options->model.folder);
     Json description = describe(checkpoint);
-    if (!options->model.adapter.empty() || !options->model.method.empty()) {
+    if (!options->model.adapter.empty() || !options->model.method.empty() || holds_positions(checkpoint.stored())) {
       const AdaptedModel adapted = options->model.load(checkpoint);
       description["adapter"] = describe_adapter(adapted);
       for (const std::string& note : adapted.notes) warn("{}", note);

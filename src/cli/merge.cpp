@@ -9,17 +9,6 @@
 
 namespace tapetune::cli {
 
-namespace {
-
-gguf::TensorType gguf_type(const std::string& word) {
-  return word == "f32"    ? gguf::TensorType::f32
-         : word == "bf16" ? gguf::TensorType::bf16
-         : word == "q8_0" ? gguf::TensorType::q8_0
-                          : gguf::TensorType::f16;
-}
-
-}  // namespace
-
 void add_merge(CLI::App& app) {
   struct Options {
     std::string folder, model, out, dtype = "keep", shard_size = "5GB", gguf;
@@ -27,7 +16,9 @@ void add_merge(CLI::App& app) {
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("merge", "A run's result as a model of its own, for other tools; or its adapter");
-  verb->add_option("run", options->folder, "Folder of a run of train, or of an adapter in PEFT's layout")->required();
+  verb->add_option("run", options->folder,
+                   "Folder of a run of train, of an adapter in PEFT's layout, or of a model with TAPE's tensors")
+      ->required();
   verb->add_option("--model", options->model, "The base model's folder (default: the one that the run's recipe names)");
   verb->add_option("--out", options->out, "Folder to write (with --gguf, a file); it appears only when it is whole")
       ->required();
@@ -37,7 +28,7 @@ void add_merge(CLI::App& app) {
                            ->check(CLI::IsMember({"keep", "f32", "f16", "bf16"}));
   CLI::Option* shards = verb->add_option("--shard-size", options->shard_size, "Largest file: 5GB (decimal) by default");
   verb->add_option("--gguf", options->gguf, "Write one GGUF file for llama.cpp: f32, f16, bf16 or q8_0")
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}))
+      ->check(CLI::IsMember(gguf::written_types()))
       ->excludes(adapter)
       ->excludes(shards);
   adapter->excludes(dtype)->excludes(shards);
@@ -62,7 +53,7 @@ void add_merge(CLI::App& app) {
            options->folder, input.method.method);
     }
     if (options->adapter || !options->with_base) return export_adapter(input, merging);
-    if (!options->gguf.empty()) return merge_gguf(input, gguf_type(options->gguf), merging);
+    if (!options->gguf.empty()) return merge_gguf(input, gguf::written_types().at(options->gguf), merging);
     merge(input, merging);
   });
 }

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "adapters/peft.h"
+#include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -44,10 +45,18 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   const at::Device where = open_device(device);
   const at::ScalarType arithmetic = dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value();
   const LlamaWeights weights = map_weights(checkpoint, where);
+  const bool positions = holds_positions(checkpoint.stored());
+  if (positions && (!adapter.empty() || (!method.empty() && method.front() != "tape" && method.front() != "none"))) {
+    fail("adapter", "{}: holds TAPE's positions, which take no other method or adapter beside them; leave {} away.",
+         folder, adapter.empty() ? "--method" : "--adapter");
+  }
   if (!adapter.empty()) return load_adapter(checkpoint.config(), weights, adapter, arithmetic);
-  const std::vector<std::string> words(method.begin() + (method.empty() ? 0 : 1), method.end());
-  return adapt(checkpoint.config(), weights, parse_method(method.empty() ? "none" : method.front(), words), arithmetic,
-               seed);
+  if (method.empty()) return open_adapted(checkpoint, weights, arithmetic);
+  const std::vector<std::string> words(method.begin() + 1, method.end());
+  AdaptedModel adapted =
+      adapt(checkpoint.config(), weights, parse_method(method.front(), words), arithmetic, seed);
+  if (positions && method.front() == "tape") restore_parameters(adapted, weights, folder);
+  return adapted;
 }
 
 std::string grouped(std::uint64_t value) {

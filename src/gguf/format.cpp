@@ -42,6 +42,12 @@ const BlockFormat* find_format(std::uint32_t type) {
 
 const BlockFormat& format_of(TensorType type) { return *find_format(static_cast<std::uint32_t>(type)); }
 
+const std::map<std::string, TensorType>& written_types() {
+  static const std::map<std::string, TensorType> types{
+      {"f32", TensorType::f32}, {"f16", TensorType::f16}, {"bf16", TensorType::bf16}, {"q8_0", TensorType::q8_0}};
+  return types;
+}
+
 std::string_view known_type_name(std::uint32_t type) {
   if (const BlockFormat* format = find_format(type)) return format->name;
   const auto found =

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <string_view>
 
 namespace tapetune::gguf {
@@ -34,6 +36,9 @@ struct BlockFormat {
 // Nothing for a type that tapetune does not read.
 const BlockFormat* find_format(std::uint32_t type);
 const BlockFormat& format_of(TensorType type);
+
+// What matrices can be written as, by the words of the command line.
+const std::map<std::string, TensorType>& written_types();
 
 // "Q5_K" for any type that llama.cpp has, read here or not; empty for a number that it does not know.
 std::string_view known_type_name(std::uint32_t type);

@@ -86,7 +86,8 @@ std::string model_card(const Origin& origin, const ModelConfig& config, const fs
   text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", dtype=\"auto\"{})\n", name,
                       tape ? ", trust_remote_code=True" : "");
   text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\")\n```\n", name);
-  if (!tape) text += fmt::format("\n    tapetune generate {0} --prompt 'Once upon a time'\n    vllm serve {0}\n", name);
+  text += fmt::format("\n    tapetune generate {} --prompt 'Once upon a time'\n", name);
+  if (!tape) text += fmt::format("    vllm serve {}\n", name);
   return text;
 }
 

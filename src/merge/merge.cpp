@@ -6,6 +6,7 @@
 
 #include "adapters/lora/lora.h"
 #include "adapters/peft.h"
+#include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -14,7 +15,6 @@
 #include "gguf/writer.h"
 #include "merge/card.h"
 #include "train/base.h"
-#include "train/run_folder.h"
 
 namespace tapetune {
 
@@ -24,10 +24,6 @@ namespace {
 
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 constexpr const char* head_name = "lm_head.weight";
-
-bool is_position_tensor(std::string_view name) {
-  return name.find(".pe.") != std::string_view::npos || name.find(".post_attention_linear") != std::string_view::npos;
-}
 
 // Every exponent of all ones is an infinity or no number.
 template <typename Word>
@@ -103,21 +99,6 @@ class BaseHash {
   std::future<std::string> running_;  // the last: its end waits for the task, which uses the others
 };
 
-// RUN/adapter, or the newest checkpoint of a run that is not finished.
-void find_adapter(MergeInput& input) {
-  std::error_code status;
-  input.adapter = input.folder / "adapter";
-  if (fs::is_directory(input.adapter, status)) return;
-  const auto last = RunFolder::latest_in(input.folder);
-  if (!last) {
-    fail("merge", "{}: has neither a result (adapter) nor a checkpoint yet; let its training go on.",
-         input.folder.string());
-  }
-  input.adapter = last->folder;
-  input.step = last->step;
-  warn("{}: is not finished; its checkpoint of step {} is taken", input.folder.string(), last->step);
-}
-
 // A folder that is replaced takes all in it along, and one inside another changes that.
 void refuse_place(const MergeInput& input, const fs::path& out) {
   std::error_code status;
@@ -160,21 +141,32 @@ MergeInput open_merge(const fs::path& folder, const fs::path& model) {
   }
   if (is_run(folder)) {
     input.recipe = read_recipe(folder / "recipe.yaml");
-    find_adapter(input);
+    const RunAdapter trained = find_adapter(folder);
+    input.adapter = trained.folder;
+    input.step = trained.step;
+    if (input.step) warn("{}: is not finished; its checkpoint of step {} is taken", folder.string(), *input.step);
   } else if (fs::exists(folder / "adapter_config.json", status) || fs::exists(folder / "tapetune.json", status)) {
     input.adapter = folder;
     if (model.empty()) {
       fail("merge", "{}: is an adapter, which needs its base model; give that with --model DIR.", folder.string());
     }
+  } else if (fs::exists(folder / "config.json", status) && holds_positions(Checkpoint::open(folder).stored())) {
+    input.adapter = folder;
+    if (!model.empty()) {
+      fail("merge", "{}: is a whole model with TAPE's tensors, which has its base in it; leave --model away.",
+           folder.string());
+    }
   } else {
-    fail("merge", "{}: is neither a run (it has no recipe.yaml) nor an adapter (no adapter_config.json).",
+    fail("merge",
+         "{}: is neither a run (it has no recipe.yaml), nor an adapter (no adapter_config.json), nor a model with "
+         "TAPE's tensors.",
          folder.string());
   }
-  if (model.empty() && input.recipe->init) {
+  if (model.empty() && input.recipe && input.recipe->init) {
     input.config = random_model_config(*input.recipe);
     input.carry_from = input.recipe->init->tokenizer;
   } else {
-    input.base = Checkpoint::open(model.empty() ? fs::path(input.recipe->model) : model);
+    input.base = Checkpoint::open(!model.empty() ? model : input.recipe ? fs::path(input.recipe->model) : folder);
     input.config = input.base->config();
     input.carry_from = input.base->path();
   }
@@ -366,6 +358,9 @@ void export_adapter(const MergeInput& input, const MergeOptions& options) {
   if (input.method.method == "full" || input.method.method == "none") {
     fail("merge", "{}: method {} has no adapter; merge it without --adapter.", input.folder.string(),
          input.method.method);
+  }
+  if (input.base && input.adapter == input.base->path()) {
+    fail("merge", "{}: is a whole model, trained in all its parts; merge it without --adapter.", input.folder.string());
   }
   const Merged fits(input);  // refuses what belongs to another model
   BaseHash base_hash(input, options.any_base);

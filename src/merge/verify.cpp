@@ -43,9 +43,6 @@ Side open_side(const fs::path& folder, const fs::path& model) {
     return side;
   }
   side.input = open_merge(folder, model);
-  if (side.input->method.method == "tape") {
-    fail("verify", "{}: TAPE's merged models run in transformers only; compare logits there.", folder.string());
-  }
   side.merged.emplace(*side.input);
   side.tokenizer = side.input->carry_from;
   for (const PlannedTensor& tensor : side.merged->tensors()) side.tensors[tensor.name] = tensor;
@@ -89,7 +86,7 @@ TensorDifference difference(const Side& a, const Side& b, const PlannedTensor& t
 }
 
 Llama model_of(const Side& side) {
-  if (side.checkpoint) return Llama::open(*side.checkpoint, at::kFloat);
+  if (side.checkpoint) return open_adapted(*side.checkpoint, map_weights(*side.checkpoint), at::kFloat).model;
   const MergeInput& input = *side.input;
   const LlamaWeights base = input.base ? map_weights(*input.base) : random_weights(input.config, input.recipe->seed);
   return load_adapter(input.config, base, input.adapter, at::kFloat).model;

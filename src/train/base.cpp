@@ -1,6 +1,7 @@
 #include "train/base.h"
 
 #include "adapters/peft.h"
+#include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "train/run_folder.h"
@@ -23,6 +24,10 @@ BaseModel open_base(const Recipe& recipe) {
     return {config, random_weights(config, recipe.seed), dtype_of(recipe, at::kFloat), "", recipe.init->tokenizer};
   }
   const Checkpoint checkpoint = Checkpoint::open(recipe.model);
+  if (holds_positions(checkpoint.stored()) && (recipe.method.method != "tape" || recipe.init_from.empty())) {
+    fail("train", "{}: holds TAPE's positions; to train on, give adapter.method tape and init_from: {}.", recipe.model,
+         recipe.model);
+  }
   return {checkpoint.config(), map_weights(checkpoint), dtype_of(recipe, default_dtype(checkpoint)), recipe.model,
           recipe.model};
 }
@@ -48,22 +53,22 @@ bool is_run(const fs::path& folder) {
   return fs::exists(folder / "recipe.yaml", status) && !fs::exists(folder / "config.json", status);
 }
 
+RunAdapter find_adapter(const fs::path& folder) {
+  std::error_code status;
+  if (fs::is_directory(folder / "adapter", status)) return {folder / "adapter", std::nullopt};
+  const auto last = RunFolder::latest_in(folder);
+  if (!last) {
+    fail("run", "{}: has neither a result (adapter) nor a checkpoint yet; let its training go on.", folder.string());
+  }
+  return {last->folder, last->step};
+}
+
 TrainedModel open_run(const fs::path& folder, std::optional<at::ScalarType> dtype) {
   Recipe recipe = read_recipe(folder / "recipe.yaml");
-  fs::path adapter = folder / "adapter";
-  std::optional<std::int64_t> step;
-  std::error_code status;
-  if (!fs::is_directory(adapter, status)) {
-    const auto last = RunFolder::latest_in(folder);
-    if (!last) {
-      fail("run", "{}: has neither a result (adapter) nor a checkpoint yet; let its training go on.", folder.string());
-    }
-    adapter = last->folder;
-    step = last->step;
-  }
+  RunAdapter trained = find_adapter(folder);
   BaseModel base = open_base(recipe);
-  AdaptedModel adapted = load_adapter(base.config, base.weights, adapter, dtype.value_or(base.dtype));
-  return {std::move(recipe), std::move(base), std::move(adapter), step, std::move(adapted)};
+  AdaptedModel adapted = load_adapter(base.config, base.weights, trained.folder, dtype.value_or(base.dtype));
+  return {std::move(recipe), std::move(base), std::move(trained), std::move(adapted)};
 }
 
 }  // namespace tapetune

@@ -34,11 +34,19 @@ TokenFile open_tokens(const std::filesystem::path& path, const std::optional<Voc
 // Whether this is the folder of a run.
 bool is_run(const std::filesystem::path& folder);
 
+// What a run has trained so far.
+struct RunAdapter {
+  std::filesystem::path folder;      // RUN/adapter, or the newest checkpoint of a run that is not finished
+  std::optional<std::int64_t> step;  // of that checkpoint
+};
+
+// Fails where there is neither.
+RunAdapter find_adapter(const std::filesystem::path& folder);
+
 struct TrainedModel {
   Recipe recipe;
   BaseModel base;
-  std::filesystem::path adapter;     // RUN/adapter, or the newest checkpoint of a run that is not finished
-  std::optional<std::int64_t> step;  // of that checkpoint
+  RunAdapter trained;
   AdaptedModel adapted;
 };
 

@@ -4,10 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing here may reach for a model hub
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# The copies that transformers imports of a folder's own code: one place a worker, gone with it, and not the user's.
+_modules = tempfile.TemporaryDirectory(prefix="tapetune-modules-")
+os.environ["HF_MODULES_CACHE"] = _modules.name
 
 import pytest
 import torch
