@@ -335,6 +335,16 @@ TEST_CASE("gguf: rotary scaling survives where llama.cpp has it, and is refused 
   }
 }
 
+TEST_CASE("gguf: llama.cpp's qwen2 knows no heads of a width of their own") {
+  ModelConfig config = random_config(false);
+  config.architecture = Architecture::qwen2;
+  config.head_dim = config.hidden_size / config.heads;
+  gguf::Metadata metadata;
+  CHECK_NOTHROW(gguf::write_settings(metadata, config));
+  config.head_dim *= 2;
+  CHECK_THROWS_WITH(gguf::write_settings(metadata, config), Contains("llama.cpp's qwen2"));
+}
+
 TEST_CASE("gguf: Llama 3's own divisors are recognised, and others refused") {
   RopeConfig rope;
   rope.type = RopeType::llama3;

@@ -214,6 +214,10 @@ ModelConfig read_settings(const File& file) {
 }
 
 void write_settings(Metadata& metadata, const ModelConfig& config) {
+  if (config.architecture == Architecture::qwen2 && config.head_dim * config.heads != config.hidden_size) {
+    fail("gguf", "llama.cpp's qwen2 has heads as wide as {} / {}, but these are {} wide; such a model cannot be written.",
+         config.hidden_size, config.heads, config.head_dim);
+  }
   const std::string prefix = config.architecture == Architecture::qwen2 ? "qwen2." : "llama.";
   const auto whole = [&](const char* name, std::int64_t value) { metadata.whole(prefix + name, value); };
   const auto number = [&](const char* name, double value) { metadata.number(prefix + name, value); };

@@ -147,8 +147,9 @@ def with_tokenizer(folder, vocab: int):
 
 
 def random_model(arch: str, rope: str, folder) -> Path:
-    """Grouped heads of a width of their own, and biases wherever the architecture has them."""
-    case = tiny.Case(arch, "gqa", arch == "qwen2", "allbias" if arch == "llama" else "nobias", rope, 14)
+    """Grouped heads, of a width of their own and with biases wherever llama.cpp's architecture has them."""
+    llama = arch == "llama"
+    case = tiny.Case(arch, "gqa", not llama, "allbias" if llama else "nobias", rope, 14 if llama else 12)
     return with_tokenizer(case.save(folder), tiny.VOCAB)
 
 
