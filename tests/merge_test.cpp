@@ -502,11 +502,10 @@ TEST_CASE("merge: refuses a base that changed since, unless it may be any") {
   change_tensor(weights, "model.norm.weight", at::full({32}, 2.0));
   refused(merge_run(bench),
           Contains(bench.base().string()) && Contains("the run was trained on blake3") && Contains("--model") &&
-              Contains("--force-base"),
+              Contains("--force"),
           bench, 2);
   refused(merge_run(bench, {"--adapter"}), Contains("the run was trained on blake3"), bench, 2);
-  refused(merge_run(bench, {"--force"}), Contains("--force-base"), bench, 2);  // replaces folders, and no more
-  const RunResult forced = merge_run(bench, {"--force-base"});
+  const RunResult forced = merge_run(bench, {"--force"});
   CHECK(forced.exit == 0);
   CHECK_THAT(forced.err, Contains("are not those that the run was trained on"));
   const Json json = Json::parse(read_file(bench.out() / "tapetune_provenance.json"));

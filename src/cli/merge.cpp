@@ -12,7 +12,7 @@ namespace tapetune::cli {
 void add_merge(CLI::App& app) {
   struct Options {
     std::string folder, model, out, dtype = "keep", shard_size = "5GB", gguf;
-    bool adapter = false, with_base = true, force = false, force_base = false;
+    bool adapter = false, with_base = true, force = false;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("merge", "A run's result as a model of its own, for other tools; or its adapter");
@@ -32,8 +32,8 @@ void add_merge(CLI::App& app) {
       ->excludes(adapter)
       ->excludes(shards);
   adapter->excludes(dtype)->excludes(shards);
-  verb->add_flag("--force", options->force, "Replace what is there");
-  verb->add_flag("--force-base", options->force_base, "Also where the base model's weights changed since training");
+  verb->add_flag("--force", options->force,
+                 "Replace what is there; and merge, with a warning, into a base model that changed since training");
   verb->footer(
       "example: tapetune merge runs/lora --out models/lora-8k\n"
       "         tapetune merge runs/lora --adapter --out adapters/lora-8k\n"
@@ -45,7 +45,7 @@ void add_merge(CLI::App& app) {
     if (options->dtype != "keep") merging.dtype = dtype_from_word(options->dtype);
     merging.shard_bytes = parse_size(options->shard_size);
     merging.replace = options->force;
-    merging.any_base = options->force_base;
+    merging.any_base = options->force;
     merging.version = TAPETUNE_VERSION;
     const MergeInput input = open_merge(options->folder, options->model);
     if (!options->with_base && input.method.method != "tape") {

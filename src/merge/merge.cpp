@@ -88,7 +88,7 @@ class BaseHash {
     }
     fail(
         "merge",
-        "{}: its weights are {}, but the run was trained on {}; give the right folder with --model, or --force-base to "
+        "{}: its weights are {}, but the run was trained on {}; give the right folder with --model, or --force to "
         "merge into this one.",
         path_, hash_, expected_);
   }
