@@ -49,12 +49,8 @@ std::vector<Prompt> read_prompts(const Options& options, const Tokenizer* tokeni
     }
     if (texts.empty()) fail("generate", "{}: has no prompt; write one a line.", options.prompt_file);
   }
-  // A model that puts an EOS behind every text has nothing to say after it; an EOS that the user wrote stays.
-  const TokenIds frame = tokenizer != nullptr ? tokenizer->encode("") : TokenIds();
-  const bool adds_eos = !frame.empty() && tokenizer->eos() && frame.back() == *tokenizer->eos();
   for (std::string& text : texts) {
-    TokenIds tokens = tokenizer->encode(text);
-    if (adds_eos) tokens.pop_back();
+    TokenIds tokens = tokenizer->encode_prompt(text);
     if (tokens.empty() && tokenizer->bos()) tokens.push_back(*tokenizer->bos());
     prompts.push_back({std::move(text), std::move(tokens)});
   }
