@@ -207,11 +207,12 @@ void add_perplexity(CLI::App& app) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("eval", "What a model or a run is worth: perplexity, pass keys");
+  CLI::App* verb = app.add_subcommand("eval", "What a model or a run is worth: perplexity, pass keys, multiple choice");
   verb->require_subcommand(1);
   verb->footer("example: tapetune eval perplexity runs/tape --data pg19.tokens --context 1024,2048,4096,8192");
   add_perplexity(*verb);
   add_passkey(*verb);
+  add_choice(*verb);
 }
 
 }  // namespace tapetune::cli
