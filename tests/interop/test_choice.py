@@ -1,4 +1,4 @@
-"""Multiple choice beside transformers, question by question; the wording is lm-evaluation-harness's, stated here anew."""
+"""Multiple choice beside transformers, question by question, worded as lm-evaluation-harness does, stated here anew."""
 
 import csv
 import json
@@ -11,7 +11,11 @@ from transformers import AutoTokenizer
 
 LETTERS = "ABCD"
 # SmolLM2 answers a few questions of each task; TAPETUNE_QUESTIONS=200 for a longer look.
-QUESTIONS = int(os.environ.get("TAPETUNE_QUESTIONS", 4))
+QUESTIONS = int(os.environ.get("TAPETUNE_QUESTIONS", 2))
+
+
+def subject_names(folder) -> list[str]:
+    return [path.name.removesuffix("_test.csv") for path in sorted((folder / "test").glob("*_test.csv"))]
 
 
 def mmlu_text(row) -> str:
@@ -22,8 +26,7 @@ def mmlu_text(row) -> str:
 def mmlu(folder, limit: int, subjects: int) -> list[tuple[str, list[str], int]]:
     """Prompt, choices and answer of the first questions of the first subjects, after five solved ones."""
     asked = []
-    for path in sorted((folder / "test").glob("*_test.csv"))[:subjects]:
-        subject = path.name.removesuffix("_test.csv")
+    for subject in subject_names(folder)[:subjects]:
         rows = {}
         for split in ("dev", "test"):
             with open(folder / split / f"{subject}_{split}.csv", newline="", encoding="utf8") as file:
@@ -54,9 +57,9 @@ def log_likelihoods(model, tokenizer, prompt: str, choices: list[str], context: 
         ids = ids[-(context + 1) :]
         read = tuple(ids[:-1])
         if read not in seen:
-            seen[read] = torch.log_softmax(peer.forward(model, read)[-max(added, 8) :].double(), -1)
-        rows = seen[read][-added:]
-        found.append(rows[torch.arange(added), torch.tensor(ids[-added:])].sum().item())
+            logits = model(torch.tensor([read]), use_cache=False, logits_to_keep=added).logits[0]
+            seen[read] = torch.log_softmax(logits.double(), -1)
+        found.append(seen[read][torch.arange(added), torch.tensor(ids[-added:])].sum().item())
     return found
 
 
@@ -101,23 +104,27 @@ def test_arc_equals_transformers(shared, stories260k, shots, tapetune, tmp_path)
     compare(tapetune, stories260k, asked, tmp_path, "--task", "arc", "--data", path, "--limit", 30, *words)
 
 
+@pytest.fixture
+def cores():
+    """How many to use: more than one where there is much to compute."""
+    count = os.cpu_count() if QUESTIONS > 50 else 1
+    torch.set_num_threads(count)
+    yield count
+    torch.set_num_threads(1)
+
+
 @pytest.mark.slow
-def test_smollm2_on_mmlu(shared, smollm2, tapetune, tmp_path):
+def test_smollm2_on_mmlu(shared, smollm2, cores, tapetune, tmp_path):
     folder = shared("data", "bench", "mmlu")
-    limit = -(-QUESTIONS // 57)
-    asked = mmlu(folder, limit, 57)[: None if limit > 1 else QUESTIONS]
-    subjects = () if len(asked) > 57 else ("--subjects", ",".join(subject_names(folder)[: len(asked)]))
-    words = ("--task", "mmlu", "--data", folder, "--limit", limit, *subjects)
-    print(compare(tapetune, smollm2, asked, tmp_path, *words)["results"])
-
-
-def subject_names(folder) -> list[str]:
-    return [path.name.removesuffix("_test.csv") for path in sorted((folder / "test").glob("*_test.csv"))]
+    subjects, limit = min(57, QUESTIONS), -(-QUESTIONS // 57)
+    names = ",".join(subject_names(folder)[:subjects])
+    words = ("--task", "mmlu", "--data", folder, "--limit", limit, "--subjects", names, "--threads", cores)
+    print(compare(tapetune, smollm2, mmlu(folder, limit, subjects), tmp_path, *words)["results"])
 
 
 @pytest.mark.slow
-def test_smollm2_on_arc(shared, smollm2, tapetune, tmp_path):
+def test_smollm2_on_arc(shared, smollm2, cores, tapetune, tmp_path):
     path = shared("data", "bench", "arc", "ARC-Easy-test.json")
     asked = arc(path, QUESTIONS, [])
-    words = ("--task", "arc", "--data", path, "--limit", QUESTIONS)
+    words = ("--task", "arc", "--data", path, "--limit", QUESTIONS, "--threads", cores)
     print(compare(tapetune, smollm2, asked, tmp_path, *words)["results"])
