@@ -71,11 +71,12 @@ void tiny_tokenizer(const fs::path& folder) {
   vocab["<unk>"] = 0;
   vocab["<s>"] = 1;
   vocab["</s>"] = 2;
-  // The bytes of "é" and "€" in the byte-level alphabet come first, then letters.
+  // The bytes of "é" and "€" in the byte-level alphabet come first, then letters, the space and digits.
   const std::vector<std::string> bytes{"Ã", "©", "â", "Ĥ", "¬"};
   for (const std::string& byte : bytes) vocab[byte] = vocab.size();
   for (char c = 'a'; c <= 'z'; ++c) vocab[std::string(1, c)] = vocab.size();
   vocab["Ġ"] = vocab.size();
+  for (char c = '0'; c <= '9'; ++c) vocab[std::string(1, c)] = vocab.size();
   while (vocab.size() < 61) vocab[fmt::format("[{}]", vocab.size())] = vocab.size();
   Json tokenizer;
   const auto special = [](int id, const char* text) {

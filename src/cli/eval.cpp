@@ -1,19 +1,15 @@
-#include <ATen/Parallel.h>
 #include <stdlib.h>
 #include <CLI/CLI.hpp>
 
 #include <chrono>
 
-#include "checkpoint/dtype.h"
-#include "cli/options.h"
+#include "cli/subject.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
 #include "data/pack.h"
 #include "eval/perplexity.h"
-#include "hf/tokenizer.h"
-#include "model/device.h"
 #include "train/base.h"
 
 namespace tapetune::cli {
@@ -21,47 +17,6 @@ namespace tapetune::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What is evaluated: a checkpoint with what the options put on it, or a run of `train`.
-struct Subject {
-  std::string name;  // the same for the same model, whatever the folder that one is in
-  AdaptedModel adapted;
-  fs::path tokenizer;            // empty: none is known
-  std::optional<Recipe> recipe;  // of a run
-};
-
-std::string full_name(const fs::path& path) { return fs::absolute(path).lexically_normal().string(); }
-
-Subject open_run_subject(const ModelOptions& options) {
-  if (!options.adapter.empty() || !options.method.empty()) {
-    fail("eval", "{}: is a run of train, which has an adapter of its own; leave --adapter and --method away.",
-         options.folder);
-  }
-  if (!open_device(options.device).is_cpu()) {
-    fail("eval", "{}: a run is evaluated on the CPU; for another device give its model with --adapter.",
-         options.folder);
-  }
-  if (options.threads > 0) at::set_num_threads(options.threads);
-  TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype));
-  const std::optional<std::int64_t> step = run.trained.step;
-  if (step) warn("{}: is not finished; its checkpoint of step {} is evaluated", options.folder, *step);
-  return {full_name(run.trained.folder), std::move(run.adapted), run.base.tokenizer, std::move(run.recipe)};
-}
-
-Subject open_subject(const ModelOptions& options) {
-  const fs::path folder = options.folder;
-  if (is_run(folder)) return open_run_subject(options);
-  std::error_code status;
-  if (!fs::exists(folder / "config.json", status)) {
-    fail("eval", "{}: is neither a checkpoint (it has no config.json) nor a run of train (no recipe.yaml).",
-         options.folder);
-  }
-  const Checkpoint checkpoint = options.open();
-  std::string name = full_name(folder);
-  if (!options.adapter.empty()) name += " with " + full_name(options.adapter);
-  if (!options.method.empty()) name += fmt::format(" with {} (seed {})", fmt::join(options.method, " "), options.seed);
-  return {std::move(name), options.load(checkpoint), folder, std::nullopt};
-}
 
 bool is_text(fs::path path) {
   if (path.extension() == ".gz" || path.extension() == ".zst") path.replace_extension();
@@ -193,7 +148,7 @@ void run_verb(const Perplexity& options) {
   for (const std::int64_t context : settings.contexts) {
     if (context > longest) warn("a context of {} is beyond the model's of {}", context, longest);
   }
-  const std::string who = fmt::format("{} in {}", subject.name, dtype_to_transformers(model.dtype()));
+  const std::string who = subject.identity();
   if (!options.resume.empty()) restore_perplexity(run, options.resume, who);
   const std::int64_t before = run.done();
   const auto start = std::chrono::steady_clock::now();
@@ -219,8 +174,7 @@ void run_verb(const Perplexity& options) {
 void add_perplexity(CLI::App& app) {
   const auto options = std::make_shared<Perplexity>();
   CLI::App* verb = app.add_subcommand("perplexity", "Perplexity of a text by length of context");
-  options->model.add_to(*verb);
-  verb->get_option("model")->description("Folder of a Hugging Face checkpoint, or of a run of train");
+  add_subject(*verb, options->model);
   verb->add_option("--data", options->data,
                    "A token file, 16-bit tokens (.bin), or text (.txt, .jsonl, also .gz and .zst)")
       ->required();
@@ -253,10 +207,12 @@ void add_perplexity(CLI::App& app) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("eval", "What a model or a run is worth: perplexity");
+  CLI::App* verb = app.add_subcommand("eval", "What a model or a run is worth: perplexity, pass keys, multiple choice");
   verb->require_subcommand(1);
   verb->footer("example: tapetune eval perplexity runs/tape --data pg19.tokens --context 1024,2048,4096,8192");
   add_perplexity(*verb);
+  add_passkey(*verb);
+  add_choice(*verb);
 }
 
 }  // namespace tapetune::cli

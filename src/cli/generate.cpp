@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "cli/options.h"
+#include "cli/subject.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -49,12 +49,8 @@ std::vector<Prompt> read_prompts(const Options& options, const Tokenizer* tokeni
     }
     if (texts.empty()) fail("generate", "{}: has no prompt; write one a line.", options.prompt_file);
   }
-  // A model that puts an EOS behind every text has nothing to say after it; an EOS that the user wrote stays.
-  const TokenIds frame = tokenizer != nullptr ? tokenizer->encode("") : TokenIds();
-  const bool adds_eos = !frame.empty() && tokenizer->eos() && frame.back() == *tokenizer->eos();
   for (std::string& text : texts) {
-    TokenIds tokens = tokenizer->encode(text);
-    if (adds_eos) tokens.pop_back();
+    TokenIds tokens = tokenizer->encode_prompt(text);
     if (tokens.empty() && tokenizer->bos()) tokens.push_back(*tokenizer->bos());
     prompts.push_back({std::move(text), std::move(tokens)});
   }
@@ -62,13 +58,13 @@ std::vector<Prompt> read_prompts(const Options& options, const Tokenizer* tokeni
 }
 
 // generation_config.json knows the ends of a text best; config.json is older and may name only one.
-std::vector<std::int64_t> end_tokens(const Checkpoint& checkpoint) {
-  const std::filesystem::path path = checkpoint.path() / "generation_config.json";
+std::vector<std::int64_t> end_tokens(const std::filesystem::path& folder, const ModelConfig& config_json) {
+  const std::filesystem::path path = folder / "generation_config.json";
   std::error_code status;
-  if (!std::filesystem::exists(path, status)) return checkpoint.config().eos;
+  if (!std::filesystem::exists(path, status)) return config_json.eos;
   const Json config = parse_json(read_text(path), "generate", path.string());
   const auto eos = config.find("eos_token_id");
-  if (eos == config.end() || eos->is_null()) return checkpoint.config().eos;
+  if (eos == config.end() || eos->is_null()) return config_json.eos;
   std::vector<std::int64_t> ids;
   for (const Json& id : eos->is_array() ? *eos : Json::array({*eos})) {
     if (!id.is_number_integer())
@@ -86,18 +82,18 @@ void put(const std::string& text) {
 void run(const Options& options) {
   const c10::InferenceMode inference;
   const auto start = std::chrono::steady_clock::now();
-  const Checkpoint checkpoint = options.model.open();
+  const Subject subject = open_subject(options.model);
+  const Llama& model = subject.adapted.model;
   std::error_code status;
   const bool with_text =
-      options.tokens.empty() || std::filesystem::exists(checkpoint.path() / "tokenizer.json", status);
+      options.tokens.empty() || std::filesystem::exists(subject.tokenizer / "tokenizer.json", status);
   std::optional<Tokenizer> tokenizer;
-  if (with_text) tokenizer.emplace(Tokenizer::open(checkpoint.path()));
+  if (with_text) tokenizer.emplace(subject.open_tokenizer());
   const std::vector<Prompt> prompts = read_prompts(options, tokenizer ? &*tokenizer : nullptr);
-  const Llama model = options.model.load(checkpoint).model;
 
   GenerateOptions wanted = options.generate;
   wanted.use_cache = !options.no_cache;
-  if (!options.ignore_eos) wanted.eos = end_tokens(checkpoint);
+  if (!options.ignore_eos) wanted.eos = end_tokens(subject.tokenizer, model.config());
   if (wanted.context > model.config().longest_context()) {
     warn("--context {} is beyond the model's {}; expect worse text past it", wanted.context,
          model.config().longest_context());
@@ -177,7 +173,7 @@ void add_generate(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   GenerateOptions& g = options->generate;
   CLI::App* verb = app.add_subcommand("generate", "Text that continues a prompt, streamed");
-  options->model.add_to(*verb, /*seeded=*/true);
+  add_subject(*verb, options->model, /*seeded=*/true);
   auto* input = verb->add_option_group("prompt", "what to continue, one of");
   input->add_option("--prompt", options->prompts, "Text to continue; give it several times for several texts")
       ->allow_extra_args(false);

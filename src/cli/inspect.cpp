@@ -1,10 +1,12 @@
 #include <CLI/CLI.hpp>
 
 #include "adapters/tape/checkpoint.h"
-#include "cli/options.h"
+#include "cli/subject.h"
 #include "cli/verbs.h"
+#include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "train/base.h"
 
 namespace tapetune::cli {
 
@@ -132,14 +134,22 @@ void add_inspect(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
       "inspect", "What a checkpoint holds: architecture, parameters, dtypes, sizes, context; and what a method trains");
-  options->model.add_to(*verb);
+  add_subject(*verb, options->model);
   verb->add_flag("--json", options->json, "For programs");
   verb->footer("example: tapetune inspect /models/Llama-2-7b-hf --method tape train_also=embeddings,norms");
   verb->callback([options] {
-    const Checkpoint checkpoint = Checkpoint::open(options->model.folder);
+    const ModelOptions& model = options->model;
+    std::string folder = model.folder;
+    if (is_run(folder)) {
+      const Recipe recipe = read_recipe(std::filesystem::path(folder) / "recipe.yaml");
+      if (recipe.init) fail("inspect", "{}: has no base model, its weights were drawn; merge it first.", folder);
+      folder = recipe.model;
+    }
+    const Checkpoint checkpoint = Checkpoint::open(folder);
     Json description = describe(checkpoint);
-    if (!options->model.adapter.empty() || !options->model.method.empty() || holds_positions(checkpoint.stored())) {
-      const AdaptedModel adapted = options->model.load(checkpoint);
+    const bool adapts = folder != model.folder || !model.adapter.empty() || !model.method.empty();
+    if (adapts || holds_positions(checkpoint.stored())) {
+      const AdaptedModel adapted = open_subject(model).adapted;
       description["adapter"] = describe_adapter(adapted);
       for (const std::string& note : adapted.notes) warn("{}", note);
     }

@@ -2,12 +2,11 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/writer.h"
-#include "cli/options.h"
+#include "cli/subject.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "hf/tokenizer.h"
 
 namespace tapetune::cli {
 
@@ -20,7 +19,7 @@ void add_logits(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* verb =
       app.add_subcommand("logits", "Logits of every position as a safetensors file, to compare with other tools");
-  options->model.add_to(*verb);
+  add_subject(*verb, options->model);
   auto* input = verb->add_option_group("input", "the tokens to score, one of");
   input->add_option("--tokens", options->tokens, "Token ids: 1,2,3");
   input->add_option("--tokens-file", options->tokens_file, "A file of token ids, separated by spaces, commas or lines");
@@ -34,13 +33,13 @@ void add_logits(CLI::App& app) {
   verb->callback([options, text] {
     const c10::InferenceMode inference;
     require_writable(options->out, options->force);
-    const Checkpoint checkpoint = options->model.open();
+    const Subject subject = open_subject(options->model);
+    const Llama& model = subject.adapted.model;
     const std::vector<std::int64_t> tokens =
         !options->tokens_file.empty() ? parse_tokens(read_text(options->tokens_file), options->tokens_file)
-        : text->count() > 0           ? Tokenizer::open(checkpoint.path()).encode(options->text)
+        : text->count() > 0           ? subject.open_tokenizer().encode(options->text)
                                       : parse_tokens(options->tokens, "--tokens");
     if (tokens.empty()) fail("logits", "the text has no tokens; give a longer one.");
-    const Llama model = options->model.load(checkpoint).model;
     const std::int64_t context = model.config().longest_context();
     if (static_cast<std::int64_t>(tokens.size()) > context) {
       warn("{} tokens are more than the model's context of {}; the logits past it are as the model gives them",

@@ -12,6 +12,8 @@ void add_check(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_data(CLI::App& app);
 void add_eval(CLI::App& app);
+void add_choice(CLI::App& eval);   // of eval
+void add_passkey(CLI::App& eval);  // of eval
 void add_export(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_import(CLI::App& app);

@@ -1,14 +1,12 @@
 #include "eval/perplexity.h"
 
 #include <array>
-#include <chrono>
 #include <numeric>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "core/nearest.h"
-#include "core/progress.h"
 #include "core/signals.h"
+#include "eval/kept.h"
 #include "model/loss.h"
 
 namespace tapetune {
@@ -19,8 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 3> protocol_names{"longlora", "sliding", "blocks"};  // in the enum's order
 constexpr std::int64_t paper_stride = 256;
-constexpr auto save_interval = std::chrono::seconds(30);
-constexpr double same_model = 1e-5;  // relative; another number of threads moves the last digits of a loss
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -55,27 +51,6 @@ void check_options(const PerplexityOptions& options) {
         options.contexts.begin() + static_cast<std::ptrdiff_t>(i))
       fail("eval", "the context {} is given twice.", context);
   }
-}
-
-[[noreturn]] void fail_damaged() {
-  fail("eval", "the saved sums are damaged; remove the file, or give another to --resume.");
-}
-
-template <typename Value>
-Value saved(const Json& object, const char* key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
-  if (!object.is_object() || found == object.end()) fail_damaged();
-  try {
-    return found->get<Value>();
-  } catch (const nlohmann::json::exception&) {
-    fail_damaged();
-  }
-}
-
-void write_state(const fs::path& path, std::string_view who, const Json& state) {
-  WholeFile file(path, /*replace=*/true);
-  file.write(Json{{"tapetune", "eval perplexity"}, {"model", who}, {"perplexity", state}}.dump(2) + "\n");
-  file.commit();
 }
 
 }  // namespace
@@ -245,17 +220,17 @@ Json PerplexityRun::state() const {
 }
 
 void PerplexityRun::restore(const Json& state) {
-  const Json before = saved<Json>(state, "settings"), now = settings();
+  const Json before = kept_value<Json>(state, "settings"), now = settings();
   for (const auto& [key, value] : now.items()) {
-    if (const Json there = saved<Json>(before, key.c_str()); there != value) {
+    if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
       fail("eval", "the saved sums are of other settings or another text: {} was {}, and is {}; start anew.", key,
            there.dump(), value.dump());
     }
   }
   std::vector<Part> parts = parts_;
   Json others = Json::array();
-  for (const Json& one : saved<std::vector<Json>>(state, "contexts")) {
-    const auto context = saved<std::int64_t>(one, "context"), stride = saved<std::int64_t>(one, "stride");
+  for (const Json& one : kept_value<std::vector<Json>>(state, "contexts")) {
+    const auto context = kept_value<std::int64_t>(one, "context"), stride = kept_value<std::int64_t>(one, "stride");
     const auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.context == context; });
     if (part == parts.end()) {
       others.push_back(one);
@@ -265,67 +240,33 @@ void PerplexityRun::restore(const Json& state) {
       fail("eval", "the saved sums of context {} have a stride of {}, which now is {}; start anew.", context, stride,
            part->stride);
     }
-    part->scored = saved<std::int64_t>(one, "windows");
-    part->tokens = saved<std::int64_t>(one, "tokens");
-    part->sum = saved<double>(one, "loss_sum");
-    part->first = saved<double>(one, "first_loss_sum");
-    part->bucket_sums = saved<std::vector<double>>(one, "bucket_loss_sums");
-    part->bucket_tokens = saved<std::vector<std::int64_t>>(one, "bucket_tokens");
+    part->scored = kept_value<std::int64_t>(one, "windows");
+    part->tokens = kept_value<std::int64_t>(one, "tokens");
+    part->sum = kept_value<double>(one, "loss_sum");
+    part->first = kept_value<double>(one, "first_loss_sum");
+    part->bucket_sums = kept_value<std::vector<double>>(one, "bucket_loss_sums");
+    part->bucket_tokens = kept_value<std::vector<std::int64_t>>(one, "bucket_tokens");
     const auto buckets = static_cast<std::size_t>(options_.buckets);
     if (part->scored < 0 || part->scored > part->windows || part->bucket_sums.size() != buckets ||
         part->bucket_tokens.size() != buckets)
       fail_damaged();
   }
-  // A model is known by what it computes: its weights may have changed under their name.
   const auto known = std::find_if(parts.begin(), parts.end(), [](const Part& p) { return p.scored > 0; });
   if (known != parts.end()) {
     Part again = part_of(known->context);
     score(again);
-    if (!(std::abs(again.first - known->first) <= same_model * std::abs(known->first))) {
-      fail("eval", "the saved sums are of another model: its first losses sum to {}, and now to {}; start anew.",
-           known->first, again.first);
-    }
+    check_fingerprint(known->first, again.first);
   }
   parts_ = std::move(parts);
   others_ = std::move(others);
 }
 
 void restore_perplexity(PerplexityRun& run, const fs::path& path, std::string_view who) {
-  require_writable(path, /*replace=*/true);
-  std::error_code status;
-  if (!fs::exists(path, status)) return;
-  const Json json = parse_json(read_text(path), "eval", path.string());
-  if (!json.is_object() || json.value("tapetune", Json()) != "eval perplexity") {
-    fail("eval", "{}: holds no sums of eval perplexity; give another file to --resume.", path.string());
-  }
-  if (const auto before = saved<std::string>(json, "model"); before != who) {
-    fail("eval", "{}: holds the sums of {}, but this is {}; give another file to --resume.", path.string(), before,
-         who);
-  }
-  run.restore(saved<Json>(json, "perplexity"));
+  if (const Json kept = read_kept(path, "perplexity", who); !kept.is_null()) run.restore(kept);
 }
 
 std::vector<ContextPerplexity> run_perplexity(PerplexityRun& run, const fs::path& file, std::string_view who) {
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point kept = Clock::now();
-  const auto keep = [&] {
-    if (!file.empty()) write_state(file, who, run.state());
-    kept = Clock::now();
-  };
-  Progress progress("perplexity", static_cast<std::uint64_t>(run.total() - run.done()), "tokens");
-  try {
-    for (std::int64_t before = run.done(); run.step(); before = run.done()) {
-      progress.advance(static_cast<std::uint64_t>(run.done() - before));
-      check_interrupted();
-      if (Clock::now() - kept >= save_interval) keep();
-    }
-  } catch (const Interrupted&) {
-    if (file.empty()) throw;
-    keep();
-    throw Interrupted(fmt::format("interrupted; {} of {} tokens are summed in {}, the same command goes on from there",
-                                  run.done(), run.total(), file.string()));
-  }
-  keep();
+  run_kept(run, "perplexity", "tokens", file, who);
   return run.results();
 }
 

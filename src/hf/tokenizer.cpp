@@ -122,6 +122,13 @@ TokenIds Tokenizer::encode(std::string_view text, bool special) const {
   }
 }
 
+TokenIds Tokenizer::encode_prompt(std::string_view text) const {
+  const TokenIds frame = encode("");
+  TokenIds tokens = encode(text);
+  if (!frame.empty() && eos() && frame.back() == *eos()) tokens.pop_back();  // an EOS that the user wrote stays
+  return tokens;
+}
+
 std::vector<TokenIds> Tokenizer::encode_batch(std::span<const std::string_view> texts, bool special) const {
   std::string joined;
   std::vector<std::uint64_t> ends;

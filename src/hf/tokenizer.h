@@ -26,7 +26,9 @@ class Tokenizer {
 
   // Invalid UTF-8 becomes U+FFFD. special: with the tokens that the checkpoint puts around a text (BOS, EOS).
   TokenIds encode(std::string_view text, bool special = true) const;
-  // The same for many texts, on all cores.
+  // A text to go on from: without the EOS that some checkpoints put behind every text.
+  TokenIds encode_prompt(std::string_view text) const;
+  // The same as encode for many texts, on all cores.
   std::vector<TokenIds> encode_batch(std::span<const std::string_view> texts, bool special = true) const;
   std::string decode(std::span<const std::int64_t> ids, bool skip_special = true) const;
   // For streaming: text comes out as soon as it is whole UTF-8.

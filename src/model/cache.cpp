@@ -30,4 +30,9 @@ SequenceCache::View SequenceCache::append(std::int64_t layer, const View& next) 
   return {store(all.k, next.k), store(all.v, next.v), store(all.position, next.position)};
 }
 
+void SequenceCache::truncate(std::int64_t tokens) {
+  if (tokens < 0 || tokens > length_) fail("cache", "{} tokens cannot be kept of {}.", tokens, length_);
+  length_ = tokens;
+}
+
 }  // namespace tapetune

@@ -28,6 +28,8 @@ class SequenceCache {
   View append(std::int64_t layer, const View& next);
   // Called once all layers have stored their part of N tokens.
   void advance(std::int64_t tokens) { length_ += tokens; }
+  // Forgets all tokens but the first ones, so that another text can go on from there.
+  void truncate(std::int64_t tokens);
 
  private:
   std::vector<View> layers_;  // [K, capacity, D]

@@ -31,19 +31,25 @@ void in_blocks(std::int64_t tokens, std::int64_t vocab, const Work& work) {
   for (std::int64_t begin = 0; begin < tokens; begin += block) work(begin, std::min(block, tokens - begin));
 }
 
-// Turns logits [R, vocab] into the gradient of the summed loss and gives that loss.
-double softmax_gradient(at::Tensor& logits, const at::Tensor& targets) {
+// Turns logits [R, vocab] f32 into the gradient of the summed loss and gives the loss of each row.
+std::vector<double> softmax_gradients(at::Tensor& logits, const at::Tensor& targets) {
   const std::int64_t rows = logits.size(0), vocab = logits.size(1);
+  const at::Tensor chosen = targets.contiguous();
+  std::vector<double> losses(static_cast<std::size_t>(rows));
+  auto* data = logits.mutable_data_ptr<float>();
+  const auto* target = chosen.const_data_ptr<std::int64_t>();
+  at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      losses[static_cast<std::size_t>(r)] = kernels::loops::softmax_gradient(data + r * vocab, vocab, target[r]);
+    }
+  });
+  return losses;
+}
+
+// The same for any logits, with the sum of the losses.
+double softmax_gradient(at::Tensor& logits, const at::Tensor& targets) {
   if (logits.is_cpu() && logits.scalar_type() == at::kFloat && logits.is_contiguous()) {
-    const at::Tensor chosen = targets.contiguous();
-    std::vector<double> losses(static_cast<std::size_t>(rows));
-    auto* data = logits.mutable_data_ptr<float>();
-    const auto* target = chosen.const_data_ptr<std::int64_t>();
-    at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        losses[static_cast<std::size_t>(r)] = kernels::loops::softmax_gradient(data + r * vocab, vocab, target[r]);
-      }
-    });
+    const std::vector<double> losses = softmax_gradients(logits, targets);
     return std::accumulate(losses.begin(), losses.end(), 0.0);
   }
   const at::Tensor counts = (targets >= 0).unsqueeze(1).to(logits.scalar_type());  // [R, 1]
@@ -63,6 +69,21 @@ void logits_into(at::Tensor& logits, const at::Tensor& hidden, const at::Tensor&
     at::Tensor to = logits.narrow(1, begin, count);
     at::mm_out(to, hidden, weight.narrow(0, begin, count).t());
   }
+}
+
+// The losses by a head as it is in the file, on the CPU in f32.
+at::Tensor plain_losses(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
+  const c10::NoGradGuard evaluation;
+  const at::Tensor losses = at::empty({hidden.size(0)}, at::kFloat);
+  at::Tensor room;  // [block, vocab]
+  in_blocks(hidden.size(0), weight.size(0), [&](std::int64_t begin, std::int64_t count) {
+    if (!room.defined()) room = at::empty({count, weight.size(0)}, hidden.options());
+    at::Tensor logits = room.narrow(0, 0, count);
+    logits_into(logits, hidden.narrow(0, begin, count), weight);
+    const std::vector<double> block = softmax_gradients(logits, targets.narrow(0, begin, count));
+    std::copy(block.begin(), block.end(), losses.mutable_data_ptr<float>() + begin);
+  });
+  return losses;
 }
 
 // The head as it is in the file, trained or not.
@@ -144,6 +165,12 @@ struct AdaptedHead : Function<AdaptedHead> {
 at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::Tensor& given) {
   check_targets(given, model.config().vocab_size);
   const at::Tensor targets = given.to(hidden.device());
+  // For few rows, a weight is better read as it is stored than widened and packed.
+  constexpr std::int64_t few = 64;
+  if (hidden.is_cpu() && arithmetic_dtype(hidden) == at::kFloat && hidden.size(0) >= few &&
+      model.seams().linear->trained(model.config().layers).empty()) {
+    return plain_losses(hidden.to(at::kFloat), model.weights().head.weight.to(at::kFloat), targets);
+  }
   std::vector<at::Tensor> parts;
   in_blocks(hidden.size(0), model.config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
     at::Tensor logits = model.logits(hidden.narrow(0, begin, count));

@@ -1,0 +1,144 @@
+#include <CLI/CLI.hpp>
+
+#include <chrono>
+
+#include "cli/subject.h"
+#include "cli/verbs.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "eval/choice.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+struct Choice {
+  ModelOptions model;
+  ChoiceSource source;
+  std::string data, shots_from, resume, details;
+  bool json = false;
+};
+
+void print_score(const ChoiceScore& score) {
+  const auto share = [](double value, double error) {
+    return fmt::format("{:.4f} ± {}", value, std::isnan(error) ? "-" : fmt::format("{:.4f}", error));
+  };
+  fmt::print("{:<38}  {:>9}  {:>15}  {:>15}\n", score.name, score.questions, share(score.acc, score.acc_stderr),
+             share(score.acc_norm, score.acc_norm_stderr));
+}
+
+void print_table(const ChoiceResults& results) {
+  fmt::print("{:<38}  {:>9}  {:>15}  {:>15}\n", "", "questions", "acc", "acc_norm");
+  if (results.parts.size() > 1) {
+    for (const ChoiceScore& score : results.parts) print_score(score);
+    fmt::print("\n");
+  }
+  for (const ChoiceScore& score : results.groups) print_score(score);
+  print_score(results.all);
+}
+
+Json as_json(const ChoiceScore& score) {
+  return {{"name", score.name},         {"questions", score.questions},
+          {"acc", score.acc},           {"acc_stderr", score.acc_stderr},
+          {"acc_norm", score.acc_norm}, {"acc_norm_stderr", score.acc_norm_stderr}};
+}
+
+Json as_json(const std::vector<ChoiceScore>& scores) {
+  Json rows = Json::array();
+  for (const ChoiceScore& score : scores) rows.push_back(as_json(score));
+  return rows;
+}
+
+void write_details(const ChoiceRun& run, const std::string& path) {
+  const ChoiceTask& task = run.task();
+  WholeFile file(path, /*replace=*/true);
+  for (std::size_t i = 0; i < task.questions.size(); ++i) {
+    const ChoiceQuestion& question = task.questions[i];
+    const auto [best, best_norm] = chosen(question, run.log_likelihoods()[i]);
+    const Json line{{"part", task.parts[question.part].name},
+                    {"prompt", task.parts[question.part].header + question.text},
+                    {"choices", question.choices},
+                    {"answer", question.answer},
+                    {"log_likelihoods", run.log_likelihoods()[i]},
+                    {"chosen", best},
+                    {"chosen_norm", best_norm}};
+    file.write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+  file.commit();
+}
+
+void run_verb(const Choice& verb) {
+  if (!verb.details.empty()) require_writable(verb.details, /*replace=*/true);
+  ChoiceSource source = verb.source;
+  source.data = verb.data;
+  source.shots_from = verb.shots_from;
+  ChoiceTask task = read_task(source);
+  const Subject subject = open_subject(verb.model);
+  const Tokenizer tokenizer = subject.open_tokenizer();
+  const std::int64_t context = subject.adapted.model.config().longest_context();
+  ChoiceRun run(subject.adapted.model, tokenizer, std::move(task));
+  const std::string who = subject.identity();
+  if (!verb.resume.empty()) restore_choice(run, verb.resume, who);
+  const std::int64_t before = run.done();
+  const auto start = std::chrono::steady_clock::now();
+  const ChoiceResults results = run_choice(run, verb.resume, who);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!verb.details.empty()) write_details(run, verb.details);
+  if (run.shortened() > 0) {
+    warn("{} questions are beyond the model's context of {}, and lost their beginning", run.shortened(), context);
+  }
+  if (verb.json) {
+    fmt::print("{}\n", Json{{"model", verb.model.folder},
+                            {"model_context", context},
+                            {"task", run.task().name},
+                            {"data", verb.data},
+                            {"shots", run.task().shots},
+                            {"shortened", run.shortened()},
+                            {"results", as_json(results.all)},
+                            {"groups", as_json(results.groups)},
+                            {"parts", as_json(results.parts)},
+                            {"tokens_computed", run.computed()},
+                            {"questions_per_s", static_cast<double>(run.done() - before) / seconds}}
+                           .dump(2));
+    return;
+  }
+  fmt::print("{} of {}, {} shots\n\n", run.task().name, verb.data, run.task().shots);
+  print_table(results);
+  if (run.shortened() > 0) {
+    fmt::print("{} questions lost their beginning: beyond the model's context of {}\n", run.shortened(), context);
+  }
+}
+
+}  // namespace
+
+void add_choice(CLI::App& app) {
+  const auto options = std::make_shared<Choice>();
+  ChoiceSource& source = options->source;
+  CLI::App* verb = app.add_subcommand("choice", "Multiple choice by log-likelihood: MMLU, ARC");
+  add_subject(*verb, options->model);
+  verb->add_option("--task", source.task, "mmlu or arc")->required();
+  verb->add_option("--data", options->data,
+                   "mmlu: the folder with dev/SUBJECT_dev.csv and test/SUBJECT_test.csv; arc: a file of JSON objects")
+      ->required();
+  verb->add_option("--shots", source.shots, "Solved questions before each (default: mmlu 5, from its dev; arc 0)")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("--shots-from", options->shots_from, "arc: the file whose first questions are shown solved");
+  verb->add_option("--split", source.split, "mmlu: which questions")
+      ->check(CLI::IsMember({"test", "val", "dev"}))
+      ->capture_default_str();
+  verb->add_option("--subjects", source.subjects, "mmlu: only these (default: all)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("NAME,NAME,...");
+  verb->add_option("--limit", source.limit, "Only so many questions of each subject, the first ones")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--resume", options->resume,
+                   "File that keeps the answers, so that the same command goes on where it was cut off");
+  verb->add_option("--details", options->details,
+                   "File for every question: its prompt, the log-likelihood of each choice, a JSON object a line");
+  verb->add_flag("--json", options->json, "For programs");
+  verb->footer("example: tapetune eval choice runs/tape --task mmlu --data mmlu/");
+  verb->callback([options] { run_verb(*options); });
+}
+
+}  // namespace tapetune::cli

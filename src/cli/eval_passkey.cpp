@@ -1,0 +1,167 @@
+#include <CLI/CLI.hpp>
+
+#include <chrono>
+
+#include "cli/subject.h"
+#include "cli/verbs.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "eval/passkey.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+struct Passkey {
+  ModelOptions model;
+  PasskeyOptions options;
+  std::string resume, details;
+  bool json = false;
+};
+
+double accuracy(const PasskeyCell& cell) {
+  return static_cast<double>(cell.correct) / static_cast<double>(std::max<std::int64_t>(1, cell.trials));
+}
+
+std::string mark(bool beyond) { return beyond ? "*" : " "; }
+
+// A row a length.
+void print_lengths(const std::vector<PasskeyCell>& cells, std::int64_t model_context) {
+  fmt::print("{:>9}  {:>10}  {:>7}  {:>8}  {:>8}\n", "tokens", "characters", "trials", "correct", "accuracy");
+  for (const PasskeyCell& cell : cells) {
+    fmt::print("{:>8.0f}{}  {:>10}  {:>7}  {:>8}  {:>8.2f}\n", cell.tokens, mark(cell.longest > model_context),
+               cell.garbage, cell.trials, cell.correct, accuracy(cell));
+  }
+}
+
+// A row a length, a column a depth.
+void print_grid(const std::vector<PasskeyCell>& cells, std::size_t depths, std::int64_t model_context) {
+  fmt::print("accuracy by tokens and depth: 0 is the beginning of the text\n{:>9}", "tokens");
+  for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>5}", *cells[d].depth);
+  fmt::print("\n");
+  for (std::size_t row = 0; row < cells.size(); row += depths) {
+    double tokens = 0;
+    bool beyond = false;
+    for (std::size_t d = 0; d < depths; ++d) {
+      tokens += cells[row + d].tokens / static_cast<double>(depths);
+      beyond = beyond || cells[row + d].longest > model_context;
+    }
+    fmt::print("{:>8.0f}{}", tokens, mark(beyond));
+    for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>5.2f}", accuracy(cells[row + d]));
+    fmt::print("\n");
+  }
+}
+
+Json as_json(const std::vector<PasskeyCell>& cells, std::int64_t model_context) {
+  Json rows = Json::array();
+  for (const PasskeyCell& cell : cells) {
+    rows.push_back({{"context", cell.tokens},
+                    {"asked", cell.context ? Json(*cell.context) : Json()},
+                    {"characters", cell.garbage},
+                    {"depth", cell.depth ? Json(*cell.depth) : Json()},
+                    {"trials", cell.trials},
+                    {"correct", cell.correct},
+                    {"accuracy", accuracy(cell)},
+                    {"beyond_context", cell.longest > model_context}});
+  }
+  return rows;
+}
+
+void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std::string& path) {
+  const std::vector<PasskeyCell> cells = run.results();
+  WholeFile file(path, /*replace=*/true);
+  for (const PasskeyTrial& trial : run.trials()) {
+    const PasskeyCell& cell = cells[trial.cell];
+    const PasskeyPrompt prompt = run.prompt(trial);
+    const Json line{{"characters", cell.garbage},
+                    {"depth", cell.depth ? Json(*cell.depth) : Json()},
+                    {"seed", trial.seed},
+                    {"key", prompt.key},
+                    {"prompt_tokens", tokenizer.encode_prompt(prompt.text)},
+                    {"answer_tokens", *trial.answer},
+                    {"answer", tokenizer.decode(*trial.answer)},
+                    {"correct", run.judge().is_correct(*trial.answer, prompt.key)}};
+    file.write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+  file.commit();
+}
+
+void run_verb(const Passkey& verb) {
+  if (!verb.details.empty()) require_writable(verb.details, /*replace=*/true);
+  const Subject subject = open_subject(verb.model);
+  const Tokenizer tokenizer = subject.open_tokenizer();
+  const Llama& model = subject.adapted.model;
+  const std::int64_t context = model.config().longest_context();
+  PasskeyRun run(model, tokenizer, verb.options);
+  std::int64_t longest = 0;
+  for (const PasskeyCell& cell : run.results()) longest = std::max(longest, cell.longest);
+  const std::string who = subject.identity();
+  if (!verb.resume.empty()) restore_passkey(run, verb.resume, who);
+  if (longest > context) warn("prompts of up to {} tokens are beyond the model's context of {}", longest, context);
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<PasskeyCell> cells = run_passkey(run, verb.resume, who);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!verb.details.empty()) write_details(run, tokenizer, verb.details);
+  if (verb.json) {
+    fmt::print("{}\n", Json{{"model", verb.model.folder},
+                            {"model_context", context},
+                            {"seed", verb.options.seed},
+                            {"matched", run.judge().by_ids() ? "tokens" : "text"},
+                            {"cells", as_json(cells, context)},
+                            {"tokens_read", run.read()},
+                            {"tokens_computed", run.computed()},
+                            {"seconds", seconds}}
+                           .dump(2));
+    return;
+  }
+  fmt::print("pass keys of seed {} on; answers compared as {}\n\n", verb.options.seed,
+             run.judge().by_ids() ? "token ids, as in the papers" : "text");
+  if (verb.options.depths.empty()) {
+    print_lengths(cells, context);
+  } else {
+    print_grid(cells, verb.options.depths.size(), context);
+  }
+  if (longest > context) fmt::print("* beyond the model's context of {}\n", context);
+}
+
+}  // namespace
+
+void add_passkey(CLI::App& app) {
+  const auto options = std::make_shared<Passkey>();
+  PasskeyOptions& wanted = options->options;
+  CLI::App* verb = app.add_subcommand("passkey", "Whether a number hidden in a long text is found again");
+  add_subject(*verb, options->model, /*seeded=*/true);
+  auto* contexts = verb->add_option("--context", wanted.contexts,
+                                    "Tokens of prompt and answer, one or several (default: the papers' lengths)")
+                       ->delimiter(',')
+                       ->allow_extra_args(false)
+                       ->type_name("N,N,...");
+  verb->add_option("--interval", wanted.interval, "Of the papers' lengths, in tokens as they count them")
+      ->check(CLI::PositiveNumber)
+      ->excludes(contexts)
+      ->capture_default_str();
+  verb->add_option("--max-tokens", wanted.max_tokens, "The longest of the papers' lengths")
+      ->check(CLI::PositiveNumber)
+      ->excludes(contexts)
+      ->capture_default_str();
+  verb->add_option("--depths", wanted.depths,
+                   "Where the number stands, 0 (first) to 1 (last), for a grid of length and depth (default: drawn)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("D,D,...");
+  verb->add_option("--trials", wanted.trials, "Of each length and depth")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  verb->add_option("--seed", wanted.seed, "Of the first trial, and of a method's starting values; 0 as in the papers");
+  verb->add_option("--resume", options->resume,
+                   "File that keeps the trials, so that the same command goes on where it was cut off");
+  verb->add_option("--details", options->details, "File for every trial: its prompt, the answer, a JSON object a line");
+  verb->add_flag("--json", options->json, "For programs");
+  verb->footer("example: tapetune eval passkey runs/tape --context 1024,2048,4096,8192 --depths 0,0.25,0.5,0.75,1");
+  verb->callback([options] {
+    options->model.seed = options->options.seed;
+    run_verb(*options);
+  });
+}
+
+}  // namespace tapetune::cli

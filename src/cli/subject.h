@@ -1,0 +1,31 @@
+// What a verb works on: a checkpoint with what the options put on it, or a run of `train`.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "adapters/adapter.h"
+#include "cli/options.h"
+#include "hf/tokenizer.h"
+#include "recipe/recipe.h"
+
+namespace tapetune::cli {
+
+struct Subject {
+  std::string name;  // the same for the same model, whatever the folder that one is in
+  AdaptedModel adapted;
+  std::filesystem::path tokenizer;  // empty: none is known
+  std::optional<Recipe> recipe;     // of a run
+
+  // For --resume: the name, and the arithmetic that results depend on.
+  std::string identity() const;
+  // Fails where the model comes without one.
+  Tokenizer open_tokenizer() const;
+};
+
+// The options of a model, for verbs that take a run as well.
+void add_subject(CLI::App& verb, ModelOptions& options, bool seeded = false);
+Subject open_subject(const ModelOptions& options);
+
+}  // namespace tapetune::cli

@@ -1,0 +1,84 @@
+// Multiple choice by log-likelihood, as lm-evaluation-harness does it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/json.h"
+#include "eval/questions.h"
+#include "hf/tokenizer.h"
+#include "model/prefix_reader.h"
+
+namespace tapetune {
+
+struct ChoiceScore {
+  std::string name;
+  std::int64_t questions = 0;  // answered
+  // Shares of right answers: the choice that is most likely, and the one that is most likely by character.
+  double acc = 0, acc_norm = 0;
+  // Standard errors, pooled over parts; not a number where a part has a single question.
+  double acc_stderr = 0, acc_norm_stderr = 0;
+};
+
+struct ChoiceResults {
+  ChoiceScore all;
+  std::vector<ChoiceScore> groups, parts;
+};
+
+class ChoiceRun {
+ public:
+  // Model and tokenizer must outlive it.
+  ChoiceRun(const Llama& model, const Tokenizer& tokenizer, ChoiceTask task);
+
+  // The next question; false, and nothing, where all are done. When it throws, it has changed nothing.
+  bool step();
+  std::int64_t total() const { return static_cast<std::int64_t>(task_.questions.size()); }
+  std::int64_t done() const { return static_cast<std::int64_t>(likely_.size()); }
+  ChoiceResults results() const;  // of the questions so far
+
+  const ChoiceTask& task() const { return task_; }
+  // The log-likelihood of each choice, question by question, as far as it goes.
+  const std::vector<std::vector<double>>& log_likelihoods() const { return likely_; }
+  // Questions that were longer than the model's context and lost their beginning.
+  std::int64_t shortened() const { return shortened_; }
+  std::int64_t computed() const { return computed_ + (reader_ ? reader_->computed() : 0); }  // tokens, in this process
+
+  Json state() const;
+  // Fails where it is of other questions, or of a model that computes something else.
+  void restore(const Json& state);
+
+ private:
+  struct Row {
+    TokenIds tokens;
+    std::int64_t first;  // token of the choice
+    bool shortened;
+  };
+  std::vector<Row> rows_of(const ChoiceQuestion& question) const;
+  std::vector<double> score(const ChoiceQuestion& question);
+  void make_room(std::int64_t tokens);
+  Json settings() const;
+
+  const Llama& model_;
+  const Tokenizer& tokenizer_;
+  ChoiceTask task_;
+  std::vector<std::vector<double>> likely_;
+  std::optional<PrefixReader> reader_;
+  std::int64_t room_ = 0;            // of the reader
+  std::optional<std::size_t> held_;  // the part whose header it has read
+  std::int64_t computed_ = 0;        // by earlier readers
+  std::int64_t shortened_ = 0;
+  double fingerprint_;
+};
+
+// The choice that is most likely, and the one that is most likely by character; of several the first.
+std::pair<std::size_t, std::size_t> chosen(const ChoiceQuestion& question, const std::vector<double>& log_likelihoods);
+
+void restore_choice(ChoiceRun& run, const std::filesystem::path& file, std::string_view who);
+// Runs to the end, with progress. Answers are kept in the file, unless its name is empty.
+ChoiceResults run_choice(ChoiceRun& run, const std::filesystem::path& file = {}, std::string_view who = {});
+
+}  // namespace tapetune

@@ -1,0 +1,48 @@
+#include "eval/kept.h"
+
+#include "core/file.h"
+#include "model/loss.h"
+
+namespace tapetune {
+
+namespace fs = std::filesystem;
+
+Json read_kept(const fs::path& path, std::string_view kind, std::string_view who) {
+  require_writable(path, /*replace=*/true);
+  std::error_code status;
+  if (!fs::exists(path, status)) return {};
+  const Json json = parse_json(read_text(path), "eval", path.string());
+  if (!json.is_object() || json.value("tapetune", Json()) != fmt::format("eval {}", kind)) {
+    fail("eval", "{}: holds no sums of eval {}; give another file to --resume.", path.string(), kind);
+  }
+  if (const auto before = kept_value<std::string>(json, "model"); before != who) {
+    fail("eval", "{}: holds the sums of {}, but this is {}; give another file to --resume.", path.string(), before,
+         who);
+  }
+  return kept_value<Json>(json, std::string(kind).c_str());
+}
+
+void write_kept(const fs::path& path, std::string_view kind, std::string_view who, const Json& state) {
+  WholeFile file(path, /*replace=*/true);
+  file.write(Json{{"tapetune", fmt::format("eval {}", kind)}, {"model", who}, {kind, state}}.dump(2) + "\n");
+  file.commit();
+}
+
+void fail_damaged() { fail("eval", "the saved sums are damaged; remove the file, or give another to --resume."); }
+
+double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens) {
+  const c10::NoGradGuard evaluation;
+  const at::Tensor row = at::tensor(tokens, at::kLong);
+  const std::int64_t targets = row.size(0) - 1;
+  ForwardInput in;
+  in.tokens = row.narrow(0, 0, targets).unsqueeze(0);
+  return token_losses(model, model.forward(in).last[0], row.narrow(0, 1, targets)).to(at::kDouble).sum().item<double>();
+}
+
+void check_fingerprint(double before, double now) {
+  if (std::abs(now - before) <= same_model * std::abs(before)) return;
+  fail("eval", "the saved sums are of another model: its first losses sum to {}, and now to {}; start anew.", before,
+       now);
+}
+
+}  // namespace tapetune
