@@ -1,8 +1,9 @@
 // Multiple choice: questions worded as lm-evaluation-harness words them, likelihoods, shares and their errors.
 #include "eval/choice.h"
 
+#include <map>
+
 #include "catch.h"
-#include "core/error.h"
 #include "support.h"
 
 using namespace tapetune;
@@ -10,16 +11,6 @@ using namespace tapetune::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-template <typename Work>
-std::string error_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 constexpr const char* mmlu_dev =
     "\" What is two and two?\n\",one,two ,three,four,D\r\n"
@@ -160,7 +151,6 @@ TEST_CASE("choice: questions are worded as lm-evaluation-harness words them") {
 }
 
 TEST_CASE("choice: all of MMLU's subjects have a group") {
-  TempFolder folder;
   const fs::path path = shared("data/bench/mmlu");
   if (path.empty()) return;
   ChoiceSource source;
@@ -240,18 +230,18 @@ TEST_CASE("choice: shares, and errors pooled over subjects") {
   run.restore(state);
   const ChoiceResults results = run.results();
   // From lm-evaluation-harness 0.4.13: mean_stderr of each, pooled_sample_stderr of all.
-  CHECK(results.parts.at(0).acc == Approx(0.6));
-  CHECK(results.parts.at(0).acc_stderr == Approx(0.24494897427831783));
-  CHECK(results.parts.at(1).acc_stderr == Approx(0.15275252316519466));
-  CHECK(results.parts.at(2).acc_stderr == Approx(0.5));
+  CHECK(std::abs(results.parts.at(0).acc - 0.6) < 1e-12);
+  CHECK(std::abs(results.parts.at(0).acc_stderr - 0.24494897427831783) < 1e-12);
+  CHECK(std::abs(results.parts.at(1).acc_stderr - 0.15275252316519466) < 1e-12);
+  CHECK(std::abs(results.parts.at(2).acc_stderr - 0.5) < 1e-12);
   CHECK(results.all.questions == 17);
-  CHECK(results.all.acc == Approx(11.0 / 17));
-  CHECK(results.all.acc_stderr == Approx(0.12635816774004696));
-  CHECK(results.all.acc_norm_stderr == Approx(0.12635816774004696));
+  CHECK(std::abs(results.all.acc - 11.0 / 17) < 1e-12);
+  CHECK(std::abs(results.all.acc_stderr - 0.12635816774004696) < 1e-12);
+  CHECK(std::abs(results.all.acc_norm_stderr - 0.12635816774004696) < 1e-12);
   REQUIRE(results.groups.size() == 2);
   CHECK(results.groups[0].name == "STEM");
-  CHECK(results.groups[0].acc == Approx(10.0 / 15));
-  CHECK(results.groups[1].acc_stderr == Approx(0.5));
+  CHECK(std::abs(results.groups[0].acc - 10.0 / 15) < 1e-12);
+  CHECK(std::abs(results.groups[1].acc_stderr - 0.5) < 1e-12);
 }
 
 TEST_CASE("choice: answers that are kept at any moment and taken up again end bit for bit the same") {

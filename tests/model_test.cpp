@@ -255,6 +255,21 @@ TEST_CASE("losses come in blocks and equal those from all logits") {
   CHECK(largest_difference(token_losses(head_only, few, chosen), all) < 1e-9);
 }
 
+TEST_CASE("losses of many tokens, whose head goes a slice at a time, equal those from all logits") {
+  at::manual_seed(4);
+  for (const at::ScalarType stored : {at::kFloat, at::kBFloat16}) {
+    INFO(at::toString(stored));
+    const Linear head{at::randn({300'001, 4}).to(stored), {}};  // blocks of 55 tokens, and a slice that is not whole
+    ModelConfig config;
+    config.vocab_size = 300'001;
+    const Llama model(config, {{}, {}, {}, head}, at::kFloat);
+    const at::Tensor hidden = at::randn({70, 4}), targets = at::randint(config.vocab_size, {70}, at::kLong);
+    const at::Tensor logits = at::linear(hidden.to(at::kDouble), head.weight.to(at::kDouble));
+    const at::Tensor all = at::nll_loss(at::log_softmax(logits, 1), targets, {}, at::Reduction::None);
+    CHECK(largest_difference(token_losses(model, hidden, targets), all) < 1e-4);
+  }
+}
+
 TEST_CASE("token ids outside the vocabulary are refused with the id and the range") {
   const Tiny tiny;
   CHECK_THROWS_WITH(tiny.model->forward(input(at::tensor({1, 61}).unsqueeze(0))),

@@ -3,8 +3,6 @@
 
 #include "adapters/adapter.h"
 #include "catch.h"
-#include "core/error.h"
-#include "model/rotary.h"
 #include "support.h"
 
 using namespace tapetune;
@@ -12,16 +10,6 @@ using namespace tapetune::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-template <typename Work>
-std::string error_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 at::Tensor whole(const Llama& model, const TokenIds& tokens, std::int64_t planned) {
   const c10::NoGradGuard evaluation;

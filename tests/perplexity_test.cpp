@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "catch.h"
-#include "core/error.h"
 #include "hf/tokenizer.h"
 #include "support.h"
 
@@ -106,16 +105,6 @@ void check_same(const std::vector<ContextPerplexity>& a, const std::vector<Conte
       CHECK(a[i].buckets[k].tokens == b[i].buckets[k].tokens);
     }
   }
-}
-
-template <typename Work>
-std::string error_of(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
+#include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
 
@@ -24,6 +25,15 @@ TempFolder::TempFolder() {
 TempFolder::~TempFolder() {
   std::error_code ignored;
   fs::remove_all(path_, ignored);
+}
+
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }

@@ -28,6 +28,9 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
+// What the Error says that this throws, or "no error".
+std::string error_of(const std::function<void()>& work);
+
 void write_file(const std::filesystem::path& path, const std::string& text);
 std::string read_file(const std::filesystem::path& path);
 
