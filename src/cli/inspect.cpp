@@ -3,6 +3,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/json.h"
 #include "core/log.h"
 
