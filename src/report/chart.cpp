@@ -13,6 +13,8 @@ namespace tapetune {
 namespace {
 
 constexpr double letter = 6.5, line_height = 15;  // of the charts' 12-pixel text, a little generous
+constexpr double bold = 1.12;                     // how much wider bold text is
+constexpr double enlarged = 1.4;                  // panels stand in pairs on a phone, where their text grows by as much
 constexpr std::size_t palette = 8;
 
 struct Drawing {
@@ -148,7 +150,7 @@ void spread(std::vector<Label>& labels, double top, double bottom) {
 double legend(const LineChart& chart, double width, std::string& body) {
   double x = 6, y = 12;
   for (const Series& series : chart.series) {
-    const double needed = 20 + text_width(series.name) + 10;
+    const double needed = 20 + bold * text_width(series.name) + 10;
     if (x > 6 && x + needed > width) {
       x = 6;
       y += line_height + 3;
@@ -198,7 +200,7 @@ Drawing draw(const LineChart& chart, double width) {
   Drawing drawing{"", width, narrow ? 280.0 : 360.0};
   std::string& body = drawing.body;
   double widest = 0;
-  for (const Series& series : chart.series) widest = std::max(widest, text_width(series.name));
+  for (const Series& series : chart.series) widest = std::max(widest, bold * text_width(series.name));
   const double legend_height = narrow ? legend(chart, width, body) : 0;
   drawing.height += legend_height;
   const double left = narrow ? 46 : 58, right = width - (narrow ? 12 : 30 + widest);
@@ -301,13 +303,13 @@ std::string shown_value(const HeatMap& map, double value) {
 }
 
 Drawing draw_panel(const HeatMap& map, const HeatMap::Panel& panel) {
-  constexpr double width = 240, top = 24;
+  constexpr double width = 240, top = 26;
   double widest = 0;
   for (const std::string& row : map.rows) widest = std::max(widest, text_width(row));
-  const double left = 24 + widest, columns = static_cast<double>(map.columns.size()),
+  const double left = 24 + enlarged * widest, columns = static_cast<double>(map.columns.size()),
                rows = static_cast<double>(map.rows.size());
   const double cell = (width - 6 - left) / columns, tall = map.percent ? 24 : cell, bottom = top + tall * rows;
-  Drawing drawing{"", width, bottom + 38};
+  Drawing drawing{"", width, bottom + 44};
   std::string& body = drawing.body;
   body += text(left, 14, panel.title, "name");
   double widest_column = 0;
@@ -315,7 +317,8 @@ Drawing draw_panel(const HeatMap& map, const HeatMap::Panel& panel) {
   const auto every = [](double needed, double there) {
     return static_cast<std::size_t>(std::max(1.0, std::ceil(needed / there)));
   };
-  const std::size_t row_step = every(line_height, tall), column_step = every(widest_column + 8, cell);
+  const std::size_t row_step = every(enlarged * line_height, tall),
+                    column_step = every(enlarged * widest_column + 8, cell);
   for (std::size_t r = 0; r < map.rows.size(); ++r) {
     const double y = top + tall * static_cast<double>(r);
     if (r % row_step == 0) body += text(left - 4, y + tall / 2 + 4, map.rows[r], "tick end");
@@ -329,19 +332,19 @@ Drawing draw_panel(const HeatMap& map, const HeatMap::Panel& panel) {
           x, y, cell, tall, hex(ramp(share_of(map, value))), escaped(map.y_label), escaped(map.rows[r]),
           escaped(map.x_label), escaped(map.columns[c]), shown_value(map, value));
       const std::string words = fmt::format("{:.0f}", 100 * value);
-      if (map.percent && text_width(words) < cell) {
+      if (map.percent && enlarged * text_width(words) < cell) {
         body += text(x + cell / 2, y + tall / 2 + 4, words,
                      share_of(map, value) > 0.55 ? "value middle on-light" : "value middle on-dark");
       }
     }
   }
   for (std::size_t c = 0; c < map.columns.size(); c += column_step) {
-    body += text(left + cell * (static_cast<double>(c) + 0.5), bottom + 15, map.columns[c], "tick middle");
+    body += text(left + cell * (static_cast<double>(c) + 0.5), bottom + 17, map.columns[c], "tick middle");
   }
-  body += text((left + width - 6) / 2, bottom + 32, map.x_label, "axis-name middle");
+  body += text((left + width - 6) / 2, bottom + 37, map.x_label, "axis-name middle");
   const double middle = (top + bottom) / 2;
   body +=
-      text(12, middle, map.y_label, "axis-name middle", fmt::format(" transform=\"rotate(-90 12 {:.1f})\"", middle));
+      text(14, middle, map.y_label, "axis-name middle", fmt::format(" transform=\"rotate(-90 14 {:.1f})\"", middle));
   return drawing;
 }
 
@@ -356,8 +359,9 @@ Drawing draw_scale(const HeatMap& map) {
     drawing.body += fmt::format("<rect x=\"{:.1f}\" y=\"5\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"/>\n",
                                 left + bar * i / steps, bar / steps + 0.5, height, hex(ramp((i + 0.5) / steps)));
   }
-  drawing.body += text(left + bar + 6, 14, most + "   " + map.value_label, "tick");
-  drawing.width = left + bar + 14 + text_width(most + "   " + map.value_label);
+  drawing.body += text(left + bar + 6, 14, most, "tick");
+  drawing.body += text(left + bar + 20 + text_width(most), 14, map.value_label, "axis-name");
+  drawing.width = left + bar + 28 + text_width(most) + text_width(map.value_label);
   drawing.height = 20;
   return drawing;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -27,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view base_entry = "base model";
-constexpr std::int64_t pictured_tokens = 512, pictured_places = 24;
+constexpr std::int64_t looked_at = 512, pictured = 28;  // tokens of a text, and of these in a matrix
 
 template <typename... Args>
 void say(fmt::format_string<Args...> text, Args&&... args) {
@@ -351,10 +352,11 @@ class Measurements {
         tokenizer_(std::move(tokenizer)),
         kept_(options.out / "evaluations") {
     const TokenRange& range = texts.front().range;
-    tokens_.resize(static_cast<std::size_t>(std::min({range.size, pictured_tokens, contexts_.back()})));
+    tokens_.resize(static_cast<std::size_t>(std::min({range.size, looked_at, contexts_.back()})));
     range.file.read(range.begin, tokens_);
-    const auto count = static_cast<std::int64_t>(tokens_.size()), places = std::min(pictured_places, count);
-    for (std::int64_t i = 0; i < places; ++i) places_.push_back(places == 1 ? 0 : i * (count - 1) / (places - 1));
+    // Neighbours: rotary states turn so fast that tokens picked here and there would show a pattern of the picking.
+    places_.resize(std::min<std::size_t>(pictured, tokens_.size()));
+    std::iota(places_.begin(), places_.end(), 0);
   }
 
   const std::vector<std::int64_t>& places() const { return places_; }
@@ -461,6 +463,17 @@ void make_folder(const fs::path& folder) {
   if (status) fail("compare", "{}: cannot be made: {}; choose another --out.", folder.string(), status.message());
 }
 
+// What a comparison that was killed had half-written.
+void remove_leftovers(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const std::size_t at = name.find(".partial-");
+    const bool alive = at != std::string::npos && fs::exists("/proc/" + name.substr(at + 9));
+    std::error_code ignored;
+    if (at != std::string::npos && !alive) fs::remove(entry.path(), ignored);
+  }
+}
+
 }  // namespace
 
 std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, const std::vector<std::string>& settings,
@@ -508,6 +521,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     for (const Text& text : texts) PerplexityRun(model, text.range, settings);
   }
   make_folder(options.out / "evaluations");
+  remove_leftovers(options.out / "evaluations");
 
   train_all(recipes, options.version);
 
