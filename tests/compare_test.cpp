@@ -14,6 +14,7 @@
 #include "report/chart.h"
 #include "report/comparison.h"
 #include "report/eval_file.h"
+#include "report/page.h"
 #include "support.h"
 
 using namespace tapetune;
@@ -276,6 +277,36 @@ TEST_CASE("the paper's numbers stand beside Llama-2 7B at 8192 tokens, and nothi
   comparison.trained_context = 8192;
   config.layers = 40;
   CHECK(paper_rows(comparison).empty());
+}
+
+TEST_CASE("the page has a heat map of retrieval where it was measured, and says what the numbers say") {
+  Comparison comparison;
+  comparison.base = "models/tiny/";
+  comparison.base_config.context = 16;
+  comparison.trained_context = 64;
+  comparison.contexts = {16, 64};
+  comparison.texts = {{"text", "text.tokens", 0, 1234, false}};
+  for (const char* name : {"base model", "<lora>"}) {
+    Entry entry;
+    entry.name = name;
+    const bool base = comparison.entries.empty();
+    entry.method = base ? "none" : "lora";
+    entry.context = base ? 16 : 64;
+    entry.perplexity = {{{16, 8, 1, 1, 0, base ? 4.0 : 5.0, {}}, {64, 32, 1, 1, 0, base ? 400.0 : 4.5, {}}}};
+    if (!base) entry.losses = {{1, 2.0}, {2, 1.5}};
+    comparison.entries.push_back(std::move(entry));
+  }
+  CHECK_THAT(report_page(comparison), !Contains("Passkey"));
+  CHECK(chart_files(comparison).size() == 4);
+  comparison.entries[1].passkey = {{16, 0, 4, 4, 1.0}, {16, 1, 4, 1, 0.25}, {64, 0, 4, 0, 0.0}};
+  const std::string page = report_page(comparison);
+  CHECK_THAT(page, Contains("<h1>tiny to 64 tokens: 1 recipe compared</h1>"));
+  CHECK_THAT(page, Contains("<b>&lt;lora&gt;</b> has the lowest perplexity of what was trained, 4.500; the base model, "
+                            "made for 16, has 400.0."));
+  CHECK_THAT(page, Contains("<td><b>4.000</b>") && Contains("<td>400.0*</td>"));
+  CHECK_THAT(page, Contains("Passkey retrieval") && Contains("depth 100%, context (tokens) 16: 25%"));
+  CHECK(chart_files(comparison).size() == 6);
+  CHECK_THAT(markdown(comparison), Contains("| base model | **4.000** | 400.0\\* |"));
 }
 
 TEST_CASE("charts: names are escaped, numbers are there as a table, and empty ones are no trouble") {

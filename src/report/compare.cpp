@@ -419,21 +419,25 @@ class Measurements {
     return pictures;
   }
 
-  std::vector<PasskeyCell> passkey(Subject& subject) const {
+  std::vector<RetrievalCell> passkey(Subject& subject) const {
     const PasskeyPlan& plan = *options_.plan.passkey;
     const std::vector<std::int64_t>& contexts = plan.contexts.empty() ? contexts_ : plan.contexts;
     Json key = subject.key(options_.version);
     key["passkey"] = {{"contexts", contexts}, {"depths", plan.depths}, {"trials", plan.trials}, {"seed", plan.seed}};
-    const Json found = kept_.get(file_name(subject.name()) + ".passkey", key, [&] {
+    const std::string name = file_name(subject.name()) + ".passkey";
+    const Json found = kept_.get(name, key, [&] {
       check_interrupted();
       say("[compare] {}: passkey", subject.name());
       Json list = Json::array();
-      for (const PasskeyCell& cell : options_.passkey(subject.model().model, tokenizer_, plan, contexts)) {
+      for (const RetrievalCell& cell :
+           options_.passkey(subject.model().model, tokenizer_, plan, contexts, kept_.sums(name, key))) {
         list.push_back({cell.context, cell.depth, cell.trials, cell.correct, cell.accuracy});
       }
       return list;
     });
-    std::vector<PasskeyCell> cells;
+    std::error_code ignored;
+    fs::remove(kept_.sums(name, key), ignored);
+    std::vector<RetrievalCell> cells;
     for (const Json& each : found) cells.push_back({each.at(0), each.at(1), each.at(2), each.at(3), each.at(4)});
     return cells;
   }

@@ -24,10 +24,10 @@ struct NamedRecipe {
 std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, const std::vector<std::string>& settings,
                                       const std::filesystem::path& runs = {});
 
-// Measures retrieval of a model whose tokenizer is in this folder.
-using PasskeyTest =
-    std::function<std::vector<PasskeyCell>(const Llama& model, const std::filesystem::path& tokenizer,
-                                           const PasskeyPlan& plan, const std::vector<std::int64_t>& contexts)>;
+// Measures retrieval of a model whose tokenizer is in this folder, and keeps what it has so far in `file`.
+using PasskeyTest = std::function<std::vector<RetrievalCell>(
+    const Llama& model, const std::filesystem::path& tokenizer, const PasskeyPlan& plan,
+    const std::vector<std::int64_t>& contexts, const std::filesystem::path& file)>;
 
 struct CompareOptions {
   EvalPlan plan;

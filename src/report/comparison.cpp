@@ -26,7 +26,7 @@ Json json_of(const Entry& entry) {
   Json losses = Json::array(), held_out = Json::array(), passkey = Json::array(), layers = Json::array();
   for (const StepLoss& each : entry.losses) losses.push_back({each.step, each.loss});
   for (const StepLoss& each : entry.held_out_losses) held_out.push_back({each.step, each.loss});
-  for (const PasskeyCell& cell : entry.passkey) {
+  for (const RetrievalCell& cell : entry.passkey) {
     passkey.push_back({{"context", cell.context},
                        {"depth", cell.depth},
                        {"trials", cell.trials},

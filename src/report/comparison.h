@@ -14,7 +14,7 @@
 namespace tapetune {
 
 // How often a number hidden at this depth of a prompt of this length was found.
-struct PasskeyCell {
+struct RetrievalCell {
   std::int64_t context = 0;
   double depth = 0;  // 0: at the beginning, 1: at the end
   std::int64_t trials = 0, correct = 0;
@@ -40,7 +40,7 @@ struct Entry {
   std::vector<std::vector<ContextPerplexity>> perplexity;  // a text each, then a context each
   std::vector<StepLoss> losses, held_out_losses;
   Cost cost;
-  std::vector<PasskeyCell> passkey;  // empty: not measured
+  std::vector<RetrievalCell> passkey;  // empty: not measured
   std::vector<LayerPicture> layers;
 };
 

@@ -107,7 +107,7 @@ HeatMap passkey_map(const Comparison& c) {
   std::set<std::int64_t> contexts;
   std::set<double> depths;
   for (const Entry& entry : c.entries) {
-    for (const PasskeyCell& cell : entry.passkey) {
+    for (const RetrievalCell& cell : entry.passkey) {
       contexts.insert(cell.context);
       depths.insert(cell.depth);
     }
@@ -117,7 +117,7 @@ HeatMap passkey_map(const Comparison& c) {
   for (const Entry& entry : c.entries) {
     if (entry.passkey.empty()) continue;
     HeatMap::Panel panel{entry.name, {depths.size(), std::vector<double>(contexts.size(), NAN)}};
-    for (const PasskeyCell& cell : entry.passkey) {
+    for (const RetrievalCell& cell : entry.passkey) {
       const auto row = static_cast<std::size_t>(std::distance(depths.begin(), depths.find(cell.depth)));
       const auto column = static_cast<std::size_t>(std::distance(contexts.begin(), contexts.find(cell.context)));
       panel.rows[row][column] = cell.accuracy;

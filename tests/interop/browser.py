@@ -23,12 +23,12 @@ class Browser:
         self.profile = tempfile.TemporaryDirectory(prefix="tapetune-browser-")
         reading, theirs_out = os.pipe()
         theirs_in, writing = os.pipe()
-        words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                 "--disable-background-networking", f"--user-data-dir={self.profile.name}", "--remote-debugging-pipe"]  # fmt: skip
+        words = "headless=new no-sandbox disable-gpu disable-dev-shm-usage no-first-run disable-background-networking"
+        options = [f"--{word}" for word in (*words.split(), f"user-data-dir={self.profile.name}", "remote-debugging-pipe")]
         # The browser reads descriptor 3 and writes 4.
         command = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self.process = subprocess.Popen(
-            ["bash", "-c", command, find(), *words],
+            ["bash", "-c", command, find(), *options],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -81,7 +81,8 @@ class Browser:
         kind, said = event.get("method"), event.get("params", {})
         self.events.append(kind)
         if kind == "Runtime.exceptionThrown":
-            self.errors.append(said["exceptionDetails"].get("text", "") + str(said["exceptionDetails"].get("exception")))
+            details = said["exceptionDetails"]
+            self.errors.append(f"{details.get('text')} {details.get('exception')}")
         elif kind == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
             self.errors.append(said["entry"]["text"])
         elif kind == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
@@ -91,7 +92,8 @@ class Browser:
 
     def open(self, path, width, dark=False):
         """Loads a file at a width, in one of the two colour schemes."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 500)
+        shape = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **shape)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
