@@ -29,7 +29,7 @@ std::vector<std::string> lines(const std::string& text) {
 
 TEST_CASE("every verb has help with an example, and a wrong word is a usage error") {
   for (const char* verb : {"inspect", "generate", "logits", "tokenize", "convert", "data", "adapter", "check", "plan",
-                           "recipes", "train", "eval"}) {
+                           "recipes", "train", "eval", "compare"}) {
     const RunResult help = run({verb, "--help"});
     CHECK(help.exit == 0);
     CHECK_THAT(help.out, Contains(std::string("example: ")) && Contains(std::string("tapetune ") + verb));

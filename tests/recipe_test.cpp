@@ -149,12 +149,14 @@ TEST_CASE("recipe: every shipped one is right, says how it is run and reads back
     const Recipe recipe = read_recipe(entry.path());
     CHECK(runs.insert(recipe.run).second);
     const std::string text = read_file(entry.path());
-    CHECK(text.rfind("# tapetune train recipes/" + name + ".yaml model=", 0) == 0);
+    CHECK(text.rfind("# tapetune train recipes/" + name + ".yaml model" + (recipe.init ? "." : "="), 0) == 0);
     CHECK(recipe_yaml(parse_recipe(recipe_yaml(recipe), name)) == recipe_yaml(recipe));
   }
   for (const std::string method : {"lora", "longlora", "theta-scaling", "tape", "tape-lora"}) {
     for (const std::string of : {"llama2-7b-8k/", "smollm2-16k/", "stories-2k/"}) CHECK(names.count(of + method) == 1);
+    if (method != "tape-lora") CHECK(names.count("quickstart/" + method) == 1);
   }
+  CHECK(names.count("quickstart/base") == 1);
   CHECK(names.count("llama2-7b-8k/tape-yarn") == 1);
   CHECK(names.count("llama2-7b-8k/full") == 1);
 }

@@ -3,6 +3,7 @@
 #include "adapters/tape/checkpoint.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"

@@ -35,6 +35,7 @@ int run(int argc, char** argv) {
   tapetune::cli::add_merge(app);
   tapetune::cli::add_verify(app);
   tapetune::cli::add_eval(app);
+  tapetune::cli::add_compare(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help and --version

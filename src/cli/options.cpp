@@ -59,8 +59,13 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   return adapted;
 }
 
-std::string grouped(std::uint64_t value) {
-  return value < 1000 ? fmt::format("{}", value) : fmt::format("{},{:03}", grouped(value / 1000), value % 1000);
+RecipeWords split_words(const std::vector<std::string>& words) {
+  RecipeWords split;
+  for (const std::string& word : words) {
+    const bool setting = word.find('=') != std::string::npos && !std::filesystem::exists(word);
+    (setting ? split.settings : split.recipes).push_back(word);
+  }
+  return split;
 }
 
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where) {

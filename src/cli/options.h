@@ -35,8 +35,11 @@ struct ModelOptions {
   AdaptedModel load(const Checkpoint& checkpoint) const;
 };
 
-// 1,234,567
-std::string grouped(std::uint64_t value);
+// Words of a command line: those with a "=" are settings, unless a file is called that.
+struct RecipeWords {
+  std::vector<std::string> recipes, settings;
+};
+RecipeWords split_words(const std::vector<std::string>& words);
 
 // "1,2,3" or "1 2 3"; `where` names the option in errors.
 std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view where);

@@ -5,6 +5,7 @@
 
 #include "cli/options.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/json.h"
 #include "recipe/shipped.h"
 

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -29,13 +30,9 @@ void copy(const std::string& name, const std::string& to, bool force) {
   fmt::print("{}\n", target.string());
 }
 
-// Words with a "=" are settings, unless a file is called that.
 void validate(const std::vector<std::string>& words) {
-  std::vector<std::string> files, settings, wrong;
-  for (const std::string& word : words) {
-    const bool setting = word.find('=') != std::string::npos && !std::filesystem::exists(word);
-    (setting ? settings : files).push_back(word);
-  }
+  const auto [files, settings] = split_words(words);
+  std::vector<std::string> wrong;
   if (files.empty()) fail("recipe", "there is no file to validate; name one before the settings.");
   std::string right;
   for (const std::string& name : files) {

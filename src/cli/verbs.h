@@ -9,6 +9,7 @@ namespace tapetune::cli {
 
 void add_adapter(CLI::App& app);
 void add_check(CLI::App& app);
+void add_compare(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_data(CLI::App& app);
 void add_eval(CLI::App& app);

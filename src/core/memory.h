@@ -9,4 +9,8 @@ namespace tapetune {
 // page cache.
 void set_up_memory();
 
+// Gives back what is free, so that the largest resident size from here on is that of what comes next, as near as one
+// process can tell.
+void start_memory_peak();
+
 }  // namespace tapetune

@@ -1,0 +1,605 @@
+#include "report/compare.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/dtype.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "core/memory.h"
+#include "core/signals.h"
+#include "eval/passkey.h"
+#include "hf/hash.h"
+#include "hf/tokenizer.h"
+#include "recipe/shipped.h"
+#include "report/page.h"
+#include "train/base.h"
+#include "train/run_folder.h"
+#include "train/trainer.h"
+
+namespace tapetune {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view base_entry = "base model";
+constexpr std::int64_t looked_at = 512, pictured = 28;  // tokens of a text, and of these in a matrix
+
+template <typename... Args>
+void say(fmt::format_string<Args...> text, Args&&... args) {
+  if (!quiet()) fmt::print(stderr, "{}\n", fmt::format(text, std::forward<Args>(args)...));
+}
+
+// --- what may be compared --------------------------------------------------------------------------------------------
+
+// The keys that make the order of the data and its split; those of the model are looked at first.
+bool shared_key(std::string_view key) {
+  return key == "data" || key == "context" || key == "batch" || key == "seed" || key == "held_out";
+}
+
+std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& hashes) {
+  if (recipe.init) return "";
+  std::string& hash = hashes[recipe.model];
+  if (hash.empty()) hash = Checkpoint::open(recipe.model).hash(check_interrupted);
+  return hash;
+}
+
+// Knows the base by its weights, wherever they lie.
+void require_comparable(std::vector<NamedRecipe>& recipes) {
+  std::map<std::string, std::string> hashes;
+  for (NamedRecipe& each : recipes) {
+    const std::string hash = base_of(each.recipe, hashes);
+    if (!each.recipe.model_hash.empty() && each.recipe.model_hash != hash) {
+      fail("compare", "{}: {} has the weights {}, but the recipe's model_hash is {}; take the right model.", each.name,
+           each.recipe.model, hash, each.recipe.model_hash);
+    }
+    each.recipe.model_hash = hash;
+  }
+  const NamedRecipe& first = recipes.front();
+  for (const NamedRecipe& other : recipes) {
+    const auto named = [](const Recipe& r) { return r.init ? std::string("random weights") : r.model; };
+    std::string keys;
+    for (const RecipeDifference& d : differences(first.recipe, other.recipe)) {
+      if (d.key == "model_hash" || d.key.starts_with("model.")) {
+        fail("compare",
+             "{} and {} start from different base models, {} and {} ({}: {} and {}): their numbers say nothing about "
+             "each other; give model=DIR for all, or compare them apart.",
+             first.name, other.name, named(first.recipe), named(other.recipe), d.key, d.before, d.after);
+      }
+      if (shared_key(d.key)) {
+        keys += fmt::format("{}{} ({} and {})", keys.empty() ? "" : ", ", d.key, d.before, d.after);
+      }
+    }
+    if (!keys.empty()) {
+      fail("compare", "{} and {} differ in {}, and would not see the same data; give key=value for all of them.",
+           first.name, other.name, keys);
+    }
+  }
+}
+
+void require_own_folders(const std::vector<NamedRecipe>& recipes) {
+  std::map<std::string, std::string> owners;
+  for (const NamedRecipe& each : recipes) {
+    const auto [at, added] = owners.emplace(fs::absolute(each.recipe.run).lexically_normal().string(), each.name);
+    if (!added) {
+      fail("compare", "{} and {} have one run folder, {}; give --runs DIR, which has one for each.", at->second,
+           each.name, each.recipe.run);
+    }
+  }
+}
+
+std::vector<SettingRow> differing_settings(const std::vector<NamedRecipe>& recipes) {
+  std::vector<SettingRow> rows;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (!key.decides || key.name == "model" || key.name == "model_hash") continue;
+    SettingRow row{key.name, std::vector<std::string>(recipes.size())};
+    bool differs = false;
+    for (std::size_t i = 1; i < recipes.size(); ++i) {
+      for (const RecipeDifference& d : differences(recipes[0].recipe, recipes[i].recipe)) {
+        if (d.key != key.name) continue;
+        if (!differs) std::fill(row.values.begin(), row.values.end(), d.before);
+        row.values[i] = d.after;
+        differs = true;
+      }
+    }
+    if (differs) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+// --- what is measured on ---------------------------------------------------------------------------------------------
+
+struct Text {
+  ComparedText about;
+  TokenRange range;
+  std::string hash;
+};
+
+std::string hash_of(const TokenRange& range) {
+  constexpr std::int64_t block = 1 << 16;
+  Hasher hasher;
+  std::vector<std::int64_t> ids(block);
+  for (std::int64_t at = 0; at < range.size; at += block) {
+    check_interrupted();
+    ids.resize(static_cast<std::size_t>(std::min(block, range.size - at)));
+    range.file.read(range.begin + at, ids);
+    hasher.add(std::as_bytes(std::span(ids)));
+  }
+  return hasher.hex();
+}
+
+bool same_file(const fs::path& a, const fs::path& b) {
+  std::error_code absent;
+  return fs::equivalent(a, b, absent);
+}
+
+// All of a file, or of one that is trained on the part that never is.
+Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit) {
+  const TokenFile file = open_tokens(path, known_vocabulary(base.tokenizer), base.config);
+  const bool trained_on = std::any_of(recipe.data.begin(), recipe.data.end(),
+                                      [&](const DataSource& source) { return same_file(source.path, path); });
+  if (trained_on && recipe.held_out == 0) {
+    fail("compare",
+         "{}: all of it is trained on, so that nothing is left to measure; give held_out=0.1, or another text as data "
+         "of --eval.",
+         path);
+  }
+  Text text{{fs::path(path).stem().string(), path, 0, 0, trained_on}, {file, 0, file.size()}, ""};
+  if (trained_on) {
+    text.range.begin = held_out_begin(file, recipe.held_out, recipe.context);
+    text.range.size -= text.range.begin;
+    text.about.name += ", held out";
+  }
+  if (limit > 0) text.range.size = std::min(text.range.size, limit);
+  text.about.first_token = text.range.begin;
+  text.about.tokens = text.range.size;
+  text.hash = hash_of(text.range);
+  return text;
+}
+
+std::vector<Text> open_texts(const EvalPlan& plan, const Recipe& recipe, const BaseModel& base) {
+  std::vector<std::string> paths = plan.data;
+  if (paths.empty()) {
+    for (const DataSource& source : recipe.data) paths.push_back(source.path);
+  }
+  std::vector<Text> texts;
+  texts.reserve(paths.size());
+  for (const std::string& path : paths) texts.push_back(open_text(path, recipe, base, plan.limit));
+  return texts;
+}
+
+// Those that were asked for; else from an eighth of the trained context to twice of it, as far as the texts reach.
+std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t trained, const std::vector<Text>& texts) {
+  if (!plan.contexts.empty()) return plan.contexts;
+  std::vector<std::int64_t> contexts;
+  for (std::int64_t context = std::max<std::int64_t>(2, trained / 8); context <= 2 * trained; context *= 2) {
+    const bool fits = std::all_of(texts.begin(), texts.end(), [&](const Text& t) { return t.range.size > context; });
+    if (fits) contexts.push_back(context);
+    if (!fits) warn("context {} is left out: a text is shorter", context);
+  }
+  if (contexts.empty()) {
+    fail("compare", "{}: {} tokens are too few to measure on; hold out more, or give another text as data of --eval.",
+         texts.front().about.path, texts.front().about.tokens);
+  }
+  return contexts;
+}
+
+// --- training --------------------------------------------------------------------------------------------------------
+
+bool is_trained(const Recipe& recipe) {
+  std::error_code status;
+  const fs::path folder = recipe.run;
+  if (!is_run(folder) || !fs::is_directory(folder / "adapter", status)) return false;
+  const std::vector<RecipeDifference> changed = differences(read_recipe(folder / "recipe.yaml"), recipe);
+  if (std::any_of(changed.begin(), changed.end(), [](const RecipeDifference& d) { return d.decides; })) return false;
+  const auto last = RunFolder::latest_in(folder);
+  if (last && last->step > recipe.steps) {
+    fail("compare", "{}: has {} steps, but the recipe {}; give steps={} to all, or another run folder.", recipe.run,
+         last->step, recipe.steps, last->step);
+  }
+  return last && last->step == recipe.steps;
+}
+
+// In this process: its checkpoints make a kill harmless either way, and there is no child to outlive one. Memory is
+// what a process of its own would keep apart; so each run begins with what those before it left given back.
+void train_all(const std::vector<NamedRecipe>& recipes, const std::string& version) {
+  for (std::size_t i = 0; i < recipes.size(); ++i) {
+    check_interrupted();
+    const auto& [name, recipe] = recipes[i];
+    if (is_trained(recipe)) {
+      say("[compare] {} of {}: {} is trained", i + 1, recipes.size(), name);
+      continue;
+    }
+    say("[compare] {} of {}: training {}, {} steps, in {}", i + 1, recipes.size(), name, recipe.steps, recipe.run);
+    start_memory_peak();
+    train(recipe, version);
+  }
+}
+
+void read_metrics(const fs::path& run, const Recipe& recipe, Entry& entry) {
+  std::istringstream lines(read_text(run / "metrics.jsonl"));
+  std::vector<double> rates;
+  for (std::string line; std::getline(lines, line);) {
+    const Json json = parse_json(line, "compare", (run / "metrics.jsonl").string());
+    const auto step = json.value("step", std::int64_t{0});
+    if (json.contains("eval_loss")) entry.held_out_losses.push_back({step, json.value("eval_loss", 0.0)});
+    if (!json.contains("loss")) continue;
+    entry.losses.push_back({step, json.value("loss", 0.0)});
+    rates.push_back(json.value("tokens_per_s", 0.0));
+    entry.cost.peak_mb = std::max(entry.cost.peak_mb, json.value("peak_mb", 0.0));
+  }
+  if (rates.empty()) return;
+  std::sort(rates.begin(), rates.end());
+  entry.cost.tokens_per_s = rates[rates.size() / 2];
+  entry.cost.step_seconds = static_cast<double>(recipe.batch * recipe.context) / entry.cost.tokens_per_s;
+}
+
+// --- measuring -------------------------------------------------------------------------------------------------------
+
+// What was measured before, each in a file with all that it depends on; another key is another measurement.
+class Kept {
+ public:
+  explicit Kept(fs::path folder) : folder_(std::move(folder)) {}
+
+  Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
+    const fs::path file = folder_ / (name + ".json");
+    std::error_code status;
+    if (fs::exists(file, status)) {
+      const Json json = parse_json(read_text(file), "compare", file.string());
+      if (json.is_object() && json.value("key", Json()) == key && json.contains("value")) return json["value"];
+    }
+    const Json value = measure();
+    WholeFile out(file, /*replace=*/true);
+    out.write(Json{{"key", key}, {"value", value}}.dump(1) + "\n");
+    out.commit();
+    return value;
+  }
+
+  // Sums of a measurement that is under way.
+  fs::path sums(const std::string& name, const Json& key) const {
+    Hasher hasher;
+    hasher.add(key.dump());
+    return folder_ / fmt::format("{}.{}.sums", name, hasher.hex().substr(0, 12));
+  }
+
+ private:
+  fs::path folder_;
+};
+
+// A model that is opened when something is left to measure.
+class Subject {
+ public:
+  Subject(std::string name, const Recipe& recipe, bool is_base) : name_(std::move(name)), recipe_(recipe) {
+    identity_["base"] = recipe.init ? recipe_yaml(recipe) : recipe.model_hash;
+    if (is_base) return;
+    run_ = recipe.run;
+    Hasher hasher;
+    for (const char* file : {"adapter_model.safetensors", "adapter_config.json", "tapetune.json"}) {
+      std::error_code status;
+      if (const fs::path path = *run_ / "adapter" / file; fs::exists(path, status)) {
+        hasher.add(MappedFile::open(path)->bytes());
+      }
+    }
+    identity_["adapter"] = hasher.hex();
+  }
+
+  const std::string& name() const { return name_; }
+  // What the numbers of a measurement depend on, besides the text and the protocol.
+  Json key(const std::string& version) const {
+    Json key = identity_;
+    key["dtype"] = recipe_.dtype;
+    key["tapetune"] = version;
+    return key;
+  }
+  const AdaptedModel& model() {
+    if (model_) return *model_;
+    if (run_) {
+      model_.emplace(open_run(*run_).adapted);
+    } else {
+      const BaseModel base = open_base(recipe_);
+      model_.emplace(adapt(base.config, base.weights, parse_method("none", {}), base.dtype));
+    }
+    return *model_;
+  }
+
+ private:
+  std::string name_;
+  const Recipe& recipe_;
+  std::optional<fs::path> run_;
+  Json identity_;
+  std::optional<AdaptedModel> model_;
+};
+
+std::string file_name(std::string_view words) {
+  std::string name(words);
+  for (char& c : name) c = c == '/' || c == ' ' ? '-' : c;
+  return name;
+}
+
+Json json_of(const ContextPerplexity& row) {
+  return {{"context", row.context}, {"stride", row.stride}, {"windows", row.windows},
+          {"tokens", row.tokens},   {"loss", row.loss},     {"perplexity", row.perplexity}};
+}
+
+ContextPerplexity perplexity_from(const Json& json) {
+  return {json.at("context"),
+          json.at("stride"),
+          json.at("windows"),
+          json.at("tokens"),
+          json.at("loss"),
+          json.at("perplexity"),
+          {}};
+}
+
+std::int64_t count_parameters(const AdaptedModel& adapted) {
+  std::int64_t count = 0;
+  for (const Parameter& p : adapted.parameters) count += p.value.numel();
+  return count;
+}
+
+PasskeyOptions passkey_options(const PasskeyPlan& plan, const std::vector<std::int64_t>& contexts) {
+  PasskeyOptions options;
+  options.contexts = contexts;
+  options.trials = plan.trials;
+  options.seed = static_cast<std::uint32_t>(plan.seed);
+  // From the beginning to the end; a single one is in the middle.
+  for (std::int64_t i = 0; i < plan.depths; ++i) {
+    options.depths.push_back(plan.depths == 1 ? 0.5 : static_cast<double>(i) / static_cast<double>(plan.depths - 1));
+  }
+  return options;
+}
+
+const std::vector<std::int64_t>& passkey_contexts(const PasskeyPlan& plan, const std::vector<std::int64_t>& otherwise) {
+  return plan.contexts.empty() ? otherwise : plan.contexts;
+}
+
+// Fails where a prompt does not fit into a context, or cannot be tokenised.
+void require_passkey(const PasskeyPlan& plan, const std::vector<std::int64_t>& contexts, const Llama& model,
+                     const fs::path& folder) {
+  if (!known_vocabulary(folder)) {
+    fail("compare", "the base model comes without a tokenizer, which passkey needs; leave passkey out of --eval.");
+  }
+  const Tokenizer tokenizer = Tokenizer::open(folder);
+  PasskeyRun(model, tokenizer, passkey_options(plan, passkey_contexts(plan, contexts)));
+}
+
+class Measurements {
+ public:
+  Measurements(const CompareOptions& options, const std::vector<Text>& texts, std::vector<std::int64_t> contexts,
+               fs::path tokenizer)
+      : options_(options),
+        texts_(texts),
+        contexts_(std::move(contexts)),
+        tokenizer_(std::move(tokenizer)),
+        kept_(options.out / "evaluations") {
+    const TokenRange& range = texts.front().range;
+    tokens_.resize(static_cast<std::size_t>(std::min({range.size, looked_at, contexts_.back()})));
+    range.file.read(range.begin, tokens_);
+    // Neighbours: rotary states turn so fast that tokens picked here and there would show a pattern of the picking.
+    places_.resize(std::min<std::size_t>(pictured, tokens_.size()));
+    std::iota(places_.begin(), places_.end(), 0);
+  }
+
+  const std::vector<std::int64_t>& places() const { return places_; }
+
+  void measure(Subject& subject, Entry& entry) const {
+    const Json size = kept_.get(file_name(subject.name()) + ".size", subject.key(options_.version), [&] {
+      const AdaptedModel& adapted = subject.model();
+      return Json{{"context", adapted.model.config().longest_context()}, {"trained", count_parameters(adapted)}};
+    });
+    entry.context = size.at("context");
+    entry.cost.trained_parameters = size.at("trained");
+    for (std::size_t t = 0; t < texts_.size(); ++t) entry.perplexity.push_back(perplexity(subject, t));
+    entry.layers = layers(subject);
+    if (options_.plan.passkey) entry.passkey = passkey(subject);
+  }
+
+ private:
+  std::vector<ContextPerplexity> perplexity(Subject& subject, std::size_t t) const {
+    std::vector<ContextPerplexity> rows;
+    for (const std::int64_t context : contexts_) {
+      PerplexityOptions settings;
+      settings.protocol = options_.plan.protocol;
+      settings.stride = options_.plan.stride;
+      settings.contexts = {context};
+      Json key = subject.key(options_.version);
+      key["text"] = texts_[t].hash;
+      key["protocol"] = protocol_name(settings.protocol);
+      key["stride"] = settings.stride;
+      key["context"] = context;
+      const std::string name = fmt::format("{}.text-{}.{}", file_name(subject.name()), t + 1, context);
+      const auto run = [&] {
+        check_interrupted();
+        say("[compare] {}: perplexity at {} tokens", subject.name(), context);
+        PerplexityRun sums(subject.model().model, texts_[t].range, settings);
+        const fs::path file = kept_.sums(name, key);
+        restore_perplexity(sums, file, subject.name());
+        return json_of(run_perplexity(sums, file, subject.name()).at(0));
+      };
+      rows.push_back(perplexity_from(kept_.get(name, key, run)));
+      std::error_code ignored;
+      fs::remove(kept_.sums(name, key), ignored);
+    }
+    return rows;
+  }
+
+  std::vector<LayerPicture> layers(Subject& subject) const {
+    Json key = subject.key(options_.version);
+    key["tokens"] = tokens_;
+    key["places"] = places_;
+    const Json found = kept_.get(file_name(subject.name()) + ".layers", key, [&] {
+      check_interrupted();
+      Json list = Json::array();
+      for (const LayerPicture& each : picture_layers(subject.model().model, tokens_, places_)) {
+        list.push_back({{"distance", each.distance}, {"position", each.position}});
+      }
+      return list;
+    });
+    std::vector<LayerPicture> pictures;
+    for (const Json& each : found) pictures.push_back({each.at("distance"), each.at("position")});
+    return pictures;
+  }
+
+  std::vector<RetrievalCell> passkey(Subject& subject) const {
+    const PasskeyPlan& plan = *options_.plan.passkey;
+    const std::vector<std::int64_t>& contexts = passkey_contexts(plan, contexts_);
+    Json key = subject.key(options_.version);
+    key["passkey"] = {{"contexts", contexts}, {"depths", plan.depths}, {"trials", plan.trials}, {"seed", plan.seed}};
+    const std::string name = file_name(subject.name()) + ".passkey";
+    const Json found = kept_.get(name, key, [&] {
+      check_interrupted();
+      say("[compare] {}: passkey", subject.name());
+      const Tokenizer tokenizer = Tokenizer::open(tokenizer_);
+      PasskeyRun run(subject.model().model, tokenizer, passkey_options(plan, contexts));
+      const fs::path file = kept_.sums(name, key);
+      restore_passkey(run, file, subject.name());
+      Json list = Json::array();
+      for (const PasskeyCell& cell : run_passkey(run, file, subject.name())) {
+        const double accuracy = static_cast<double>(cell.correct) / static_cast<double>(cell.trials);
+        list.push_back({*cell.context, *cell.depth, cell.trials, cell.correct, accuracy});
+      }
+      return list;
+    });
+    std::error_code ignored;
+    fs::remove(kept_.sums(name, key), ignored);
+    std::vector<RetrievalCell> cells;
+    for (const Json& each : found) cells.push_back({each.at(0), each.at(1), each.at(2), each.at(3), each.at(4)});
+    return cells;
+  }
+
+  const CompareOptions& options_;
+  const std::vector<Text>& texts_;
+  std::vector<std::int64_t> contexts_;
+  fs::path tokenizer_;
+  Kept kept_;
+  std::vector<std::int64_t> tokens_, places_;
+};
+
+std::string random_name(const Recipe& recipe) {
+  return fmt::format("random weights ({} layers, width {}, seed {})", recipe.init->layers, recipe.init->hidden,
+                     recipe.seed);
+}
+
+void write_whole(const fs::path& path, const std::string& text) {
+  WholeFile file(path, /*replace=*/true);
+  file.write(text);
+  file.commit();
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code status;
+  fs::create_directories(folder, status);
+  if (status) fail("compare", "{}: cannot be made: {}; choose another --out.", folder.string(), status.message());
+}
+
+// What a comparison that was killed had half-written.
+void remove_leftovers(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const std::size_t at = name.find(".partial-");
+    const bool alive = at != std::string::npos && fs::exists("/proc/" + name.substr(at + 9));
+    std::error_code ignored;
+    if (at != std::string::npos && !alive) fs::remove(entry.path(), ignored);
+  }
+}
+
+}  // namespace
+
+std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, const std::vector<std::string>& settings,
+                                      const fs::path& runs) {
+  if (recipes.empty()) fail("compare", "there is no recipe to compare; name one or several before the settings.");
+  std::vector<NamedRecipe> named;
+  std::set<std::string> names;
+  for (const std::string& each : recipes) {
+    const fs::path file = find_recipe(each);
+    std::string name = file.stem().string();
+    if (!names.insert(name).second) {  // a/tape and b/tape
+      name = fmt::format("{}-{}", file.parent_path().filename().string(), name);
+      if (!names.insert(name).second) fail("compare", "{}: is given twice, or another recipe has its name.", each);
+    }
+    named.push_back({name, read_recipe(file, settings)});
+    if (!runs.empty()) named.back().recipe.run = (runs / name).string();
+  }
+  return named;
+}
+
+Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& options) {
+  std::vector<NamedRecipe> recipes = given;
+  require_own_folders(recipes);
+  require_comparable(recipes);
+  const Recipe& first = recipes.front().recipe;
+
+  Comparison result;
+  std::vector<Text> texts;
+  fs::path tokenizer;
+  {
+    // Before anything is trained: every text, context and stride is one that can be measured.
+    const BaseModel base = open_base(first);
+    tokenizer = base.tokenizer;
+    result.base_config = base.config;
+    texts = open_texts(options.plan, first, base);
+    result.contexts = choose_contexts(options.plan, first.context, texts);
+    PerplexityOptions settings;
+    settings.protocol = options.plan.protocol;
+    settings.stride = options.plan.stride;
+    settings.contexts = result.contexts;
+    const Llama model(base.config, base.weights, base.dtype);
+    for (const Text& text : texts) PerplexityRun(model, text.range, settings);
+    if (options.plan.passkey) require_passkey(*options.plan.passkey, result.contexts, model, tokenizer);
+  }
+  make_folder(options.out / "evaluations");
+  remove_leftovers(options.out / "evaluations");
+
+  train_all(recipes, options.version);
+
+  result.version = options.version;
+  result.base = first.init ? random_name(first) : first.model;
+  result.base_hash = first.model_hash;
+  result.trained_context = first.context;
+  result.steps = first.steps;
+  result.tokens_per_step = first.batch * first.context;
+  result.seed = first.seed;
+  result.protocol = options.plan.protocol;
+  for (const Text& text : texts) result.texts.push_back(text.about);
+  result.differences = differing_settings(recipes);
+
+  const Measurements measurements(options, texts, result.contexts, tokenizer);
+  result.pictured = measurements.places();
+  Entry base_row;
+  base_row.name = base_entry;
+  base_row.method = "none";
+  Subject base_subject(std::string(base_entry), first, /*is_base=*/true);
+  measurements.measure(base_subject, base_row);
+  result.entries.push_back(std::move(base_row));
+  for (const NamedRecipe& each : recipes) {
+    Entry entry;
+    entry.name = each.name;
+    entry.method = each.recipe.method.method;
+    entry.settings = recipe_yaml(each.recipe);
+    read_metrics(each.recipe.run, each.recipe, entry);
+    Subject subject(each.name, each.recipe, /*is_base=*/false);
+    measurements.measure(subject, entry);
+    entry.context = std::max(entry.context, each.recipe.context);
+    result.entries.push_back(std::move(entry));
+  }
+  return result;
+}
+
+void write_report(const Comparison& comparison, const fs::path& out) {
+  make_folder(out / "charts");
+  for (const auto& [name, text] : chart_files(comparison)) write_whole(out / "charts" / name, text);
+  write_whole(out / "results.json", results_json(comparison).dump(1) + "\n");
+  write_whole(out / "results.csv", results_csv(comparison));
+  write_whole(out / "cost.csv", cost_csv(comparison));
+  write_whole(out / "table.md", markdown(comparison));
+  write_whole(out / "report.html", report_page(comparison));
+}
+
+}  // namespace tapetune

@@ -1,0 +1,324 @@
+#include "report/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/digits.h"
+#include "report/figures.h"
+
+namespace tapetune {
+
+namespace {
+
+constexpr std::string_view style = R"css(
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,'Segoe UI',Roboto,'Helvetica Neue',sans-serif}
+main{max-width:820px;margin:0 auto;padding:28px 16px 56px}
+h1{font-size:1.75rem;line-height:1.2;margin:0 0 .5rem;text-wrap:balance}
+h2{font-size:1.2rem;margin:2.6rem 0 .4rem}
+h3{font-size:1rem;margin:1.6rem 0 .3rem}
+p{margin:.3rem 0 .8rem;max-width:68ch}
+.lead{font-size:1.08rem}
+.note,caption{color:var(--soft);font-size:.875rem}
+.scroll{overflow-x:auto;margin:.6rem 0}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;min-width:100%}
+caption{text-align:left;padding-bottom:.3rem}
+th,td{padding:.36rem .6rem;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
+th{font-weight:600}
+thead th{color:var(--soft);font-size:.875rem;border-bottom-color:var(--soft)}
+th:first-child,td:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
+td.text{text-align:left;white-space:normal;min-width:7rem}
+td b{color:var(--ink)}
+tr.base td,tr.base th{color:var(--soft)}
+.key{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin-right:.5em}
+.bar{display:block;height:4px;border-radius:2px;background:var(--c1);margin-top:2px;margin-left:auto;opacity:.75}
+figure{margin:.8rem 0 1.2rem}
+figcaption{color:var(--soft);font-size:.875rem;margin-top:.2rem}
+.chart{display:block;width:100%;height:auto}
+.chart.narrow{display:none}
+.panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(220px,1fr));gap:12px}
+.chart.scale{width:auto;max-width:100%;height:20px;margin-top:6px}
+details{border-bottom:1px solid var(--rule);padding:.45rem 0}
+summary{cursor:pointer;font-weight:600}
+pre{overflow-x:auto;font:13px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:.5rem 0}
+code{font:.9em ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
+#tip{position:fixed;z-index:2;pointer-events:none;background:var(--ink);color:var(--paper);padding:.35rem .55rem;
+border-radius:6px;font-size:.8125rem;line-height:1.35;white-space:pre;font-variant-numeric:tabular-nums;display:none}
+#tip b{display:block;font-weight:600}
+.chart .cross{stroke:var(--soft);fill:none}
+@media (max-width:640px){.chart.wide{display:none}.chart.narrow{display:block}main{padding-top:18px}h1{font-size:1.4rem}
+th,td{padding:.34rem .45rem;font-size:.9rem}.panels{grid-template-columns:1fr 1fr;gap:8px}
+.chart.panel text{font-size:16.8px}}
+@media print{body{font-size:11pt}main{max-width:none;padding:0}h2{break-after:avoid}figure,tr{break-inside:avoid}
+.scroll{overflow:visible}.chart.wide{display:block}.chart.narrow{display:none}pre{white-space:pre-wrap}#tip{display:none!important}}
+)css";
+
+// Values where the pointer is; without a script the charts' own titles say the same, later and in small.
+constexpr std::string_view script = R"js(
+const tip = document.getElementById('tip');
+const cross = document.createElementNS('http://www.w3.org/2000/svg', 'path');
+cross.setAttribute('class', 'cross');
+for (const mark of document.querySelectorAll('.band,.cell')) {
+  const title = mark.querySelector('title');
+  const words = title.textContent;
+  mark.setAttribute('aria-label', words);
+  title.remove();
+  mark.addEventListener('pointermove', event => {
+    const lines = words.split('\n');
+    const first = document.createElement('b');
+    first.textContent = lines[0];
+    tip.replaceChildren(first, lines.slice(1).join('\n'));
+    tip.style.display = 'block';
+    const wide = tip.offsetWidth + 14;
+    const left = event.clientX + wide > innerWidth ? Math.max(4, event.clientX - wide) : event.clientX + 14;
+    tip.style.left = left + 'px';
+    tip.style.top = Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4)) + 'px';
+    if (mark.dataset.x) {
+      const box = mark.getBBox();
+      cross.setAttribute('d', `M${mark.dataset.x} ${box.y}v${box.height}`);
+      mark.parentNode.insertBefore(cross, mark.parentNode.querySelector('.band'));
+    }
+  });
+  mark.addEventListener('pointerleave', () => { tip.style.display = 'none'; cross.remove(); });
+}
+addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(one => { one.open = true; }));
+)js";
+
+std::string key(const Comparison& c, const Entry& entry) {
+  return fmt::format("<span class=\"key\" style=\"background:var(--c{})\"></span>{}", colour_of(c, entry) % 8,
+                     escaped(entry.name));
+}
+
+std::string figure(const LineChart& chart, std::string_view caption) {
+  return fmt::format("<figure id=\"{}\">\n{}{}<figcaption>{}</figcaption></figure>\n", escaped(chart.name), svg(chart),
+                     svg(chart, narrow_chart), caption);
+}
+
+std::string figure(const HeatMap& map, std::string_view caption) {
+  std::string panels;
+  for (std::size_t i = 0; i < map.panels.size(); ++i) panels += panel_svg(map, i);
+  return fmt::format("<figure id=\"{}\"><div class=\"panels\">\n{}</div>\n{}<figcaption>{}</figcaption></figure>\n",
+                     escaped(map.name), panels, scale_svg(map), caption);
+}
+
+std::string base_name(const Comparison& c) {
+  std::string_view path = c.base;
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  return std::string(path.substr(path.rfind('/') + 1));
+}
+
+const Entry& best_entry(const Comparison& c, std::size_t context) {
+  return *std::min_element(c.entries.begin() + 1, c.entries.end(), [&](const Entry& a, const Entry& b) {
+    return a.perplexity[0][context].perplexity < b.perplexity[0][context].perplexity;
+  });
+}
+
+// The findings in words, as the numbers are, whoever wins.
+std::string findings(const Comparison& c) {
+  auto at =
+      static_cast<std::size_t>(std::find(c.contexts.begin(), c.contexts.end(), c.trained_context) - c.contexts.begin());
+  const bool trained = at < c.contexts.size();
+  if (!trained) at = c.contexts.size() - 1;
+  const Entry& best = best_entry(c, at);
+  const std::size_t last = c.contexts.size() - 1;
+  const auto value = [&](const Entry& entry, std::size_t context) {
+    return shown_perplexity(entry.perplexity[0][context].perplexity);
+  };
+  std::string text = fmt::format(
+      "At {} tokens{}, <b>{}</b> has the lowest perplexity of what was trained, {}; the base "
+      "model, made for {}, has {}.",
+      c.contexts[at], trained ? ", the context trained for" : "", escaped(best.name), value(best, at),
+      c.base_config.longest_context(), value(c.entries[0], at));
+  if (last != at) {
+    const Entry& furthest = best_entry(c, last);
+    text += fmt::format(" At {}, {}: <b>{}</b> {}, the base model {}.", c.contexts[last],
+                        c.contexts[last] > c.trained_context ? "beyond what any was trained for" : "the longest here",
+                        escaped(furthest.name), value(furthest, last), value(c.entries[0], last));
+  }
+  return text;
+}
+
+std::string perplexity_table(const Comparison& c, std::size_t text) {
+  std::string html = "<div class=\"scroll\"><table>\n";
+  html += fmt::format("<caption>Perplexity by context: {} tokens of {}, protocol {}</caption>\n<thead><tr><th></th>",
+                      grouped(c.texts[text].tokens), escaped(c.texts[text].name), protocol_name(c.protocol));
+  for (const std::int64_t context : c.contexts) html += fmt::format("<th scope=\"col\">{}</th>", context);
+  html += "</tr></thead>\n<tbody>\n";
+  bool beyond = false;
+  for (const Entry& entry : c.entries) {
+    html +=
+        fmt::format("<tr{}><th scope=\"row\">{}</th>", entry.method == "none" ? " class=\"base\"" : "", key(c, entry));
+    for (std::size_t i = 0; i < c.contexts.size(); ++i) {
+      const ContextPerplexity& row = entry.perplexity[text][i];
+      const bool best = row.perplexity == best_perplexity(c, text, i), marked = row.context > entry.context;
+      beyond = beyond || marked;
+      html += fmt::format("<td>{}{}{}{}</td>", best ? "<b>" : "", shown_perplexity(row.perplexity), best ? "</b>" : "",
+                          marked ? "*" : "&#8199;");
+    }
+    html += "</tr>\n";
+  }
+  html += "</tbody></table></div>\n";
+  html += fmt::format("<p class=\"note\">The lowest of a column is bold.{}</p>\n",
+                      beyond ? " * beyond what the model is made for." : "");
+  return html;
+}
+
+std::string paper_table(const Comparison& c) {
+  const std::vector<PaperRow> rows = paper_rows(c);
+  if (rows.empty()) return "";
+  std::string html =
+      "<h3>The paper's numbers</h3>\n<p>Llama-2 7B trained for 8192 tokens, as printed in arXiv 2501.00712. They were "
+      "measured under the protocol <code>longlora</code>, on texts of their own: compare like with like.</p>\n"
+      "<div class=\"scroll\"><table><thead><tr><th>text</th><th>method</th>";
+  for (const std::int64_t context : paper_contexts) html += fmt::format("<th scope=\"col\">{}</th>", context);
+  html += "</tr></thead><tbody>\n";
+  for (const PaperRow& row : rows) {
+    html += fmt::format("<tr><td>{}</td><td>{}</td>", row.text, row.method);
+    for (const double value : row.perplexity) html += fmt::format("<td>{:.3f}</td>", value);
+    html += "</tr>\n";
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+std::string cost_table(const Comparison& c) {
+  Cost most;
+  for (const Entry& entry : c.entries) {
+    most.trained_parameters = std::max(most.trained_parameters, entry.cost.trained_parameters);
+    most.step_seconds = std::max(most.step_seconds, entry.cost.step_seconds);
+    most.tokens_per_s = std::max(most.tokens_per_s, entry.cost.tokens_per_s);
+    most.peak_mb = std::max(most.peak_mb, entry.cost.peak_mb);
+  }
+  const auto cell = [](const std::string& words, double value, double largest) {
+    return fmt::format("<td>{}<span class=\"bar\" style=\"width:{:.0f}%\"></span></td>", words,
+                       largest > 0 ? 100 * value / largest : 0);
+  };
+  std::string html =
+      "<div class=\"scroll\"><table><thead><tr><th></th><th>trained parameters</th><th>time of a step</th>"
+      "<th>tokens/s</th><th>peak memory</th></tr></thead><tbody>\n";
+  for (const Entry& entry : c.entries) {
+    if (entry.method == "none") continue;
+    const Cost& cost = entry.cost;
+    html += fmt::format("<tr><th scope=\"row\">{}</th>", key(c, entry));
+    html += cell(grouped(cost.trained_parameters), static_cast<double>(cost.trained_parameters),
+                 static_cast<double>(most.trained_parameters));
+    html += cell(fmt::format("{:.3g} s", cost.step_seconds), cost.step_seconds, most.step_seconds);
+    html += cell(grouped(std::llround(cost.tokens_per_s)), cost.tokens_per_s, most.tokens_per_s);
+    html += cell(fmt::format("{} MB", grouped(std::llround(cost.peak_mb))), cost.peak_mb, most.peak_mb) + "</tr>\n";
+  }
+  return html +
+         "</tbody></table></div>\n<p class=\"note\">Median time of a step, with all that it does; the largest "
+         "resident size of the process while it trained. Steps are of " +
+         grouped(c.tokens_per_step) + " tokens.</p>\n";
+}
+
+std::string settings(const Comparison& c) {
+  std::string html =
+      "<p>All recipes saw the same windows in the same order, and all models were measured on the same tokens.</p>\n";
+  if (!c.differences.empty()) {
+    html += "<div class=\"scroll\"><table><caption>Where the recipes differ</caption><thead><tr><th>key</th>";
+    for (const Entry& entry : c.entries) {
+      if (entry.method != "none") html += fmt::format("<th>{}</th>", escaped(entry.name));
+    }
+    html += "</tr></thead><tbody>\n";
+    for (const SettingRow& row : c.differences) {
+      html += fmt::format("<tr><td>{}</td>", escaped(row.key));
+      for (const std::string& value : row.values)
+        html += fmt::format("<td>{}</td>", value == "nothing" || value == "null" ? "–" : escaped(value));
+      html += "</tr>\n";
+    }
+    html += "</tbody></table></div>\n";
+  }
+  for (const Entry& entry : c.entries) {
+    if (entry.method == "none") continue;
+    html += fmt::format("<details><summary>{}</summary><pre>{}</pre></details>\n", escaped(entry.name),
+                        escaped(entry.settings));
+  }
+  html += "<details><summary>What was measured</summary><div class=\"scroll\"><table><tbody>\n";
+  const auto row = [&](std::string_view name, const std::string& value) {
+    html += fmt::format("<tr><td>{}</td><td class=\"text\"><code>{}</code></td></tr>\n", name, escaped(value));
+  };
+  row("base model", c.base);
+  if (!c.base_hash.empty()) row("its weights", c.base_hash);
+  for (const ComparedText& text : c.texts) {
+    row("text", fmt::format("{}, {} tokens from token {} on", text.path, grouped(text.tokens), text.first_token));
+  }
+  row("protocol", std::string(protocol_name(c.protocol)));
+  row("training", fmt::format("{} steps of {} tokens, seed {}", c.steps, grouped(c.tokens_per_step), c.seed));
+  row("made by", "tapetune " + c.version);
+  return html + "</tbody></table></div></details>\n";
+}
+
+bool has_positions(const Entry& entry) { return entry.method == "tape" && entry.layers.size() > 1; }
+
+bool has_passkey(const Comparison& c) {
+  return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.passkey.empty(); });
+}
+
+bool has_layers(const Comparison& c) {
+  return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.layers.empty(); });
+}
+
+std::string inside(const Comparison& c) {
+  std::string html = "<h2>Inside the models</h2>\n";
+  for (const Entry& entry : c.entries) {
+    if (!has_positions(entry)) continue;
+    html += figure(position_map(c, entry),
+                   fmt::format("Dot products of the position states of pairs of tokens, the mean over channels, in the "
+                               "first {} tokens of the text. RoPE's depend on the distance alone and are the same in "
+                               "every layer; {} changes them from layer to layer.",
+                               c.pictured.empty() ? 0 : c.pictured.back() + 1, escaped(entry.name)));
+  }
+  return html + figure(distance_chart(c),
+                       "How far back attention reaches in each layer: the distance to the tokens that "
+                       "are attended to, weighed by attention, the mean over heads and tokens.");
+}
+
+}  // namespace
+
+std::string report_page(const Comparison& c) {
+  const std::string title = fmt::format("{} to {} tokens", base_name(c), grouped(c.trained_context));
+  std::string html = fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width,initial-scale=1\"><title>{0}: a comparison</title>\n<link rel=\"icon\" "
+      "href=\"data:,\">\n<style>{1}{2}</style></head>\n<body><main>\n<h1>{0}: {3} {4} compared</h1>\n<p "
+      "class=\"lead\">{5}</p>\n",
+      escaped(title), chart_style(), style, c.entries.size() - 1, c.entries.size() == 2 ? "recipe" : "recipes",
+      findings(c));
+  html += "<h2>Perplexity</h2>\n";
+  for (std::size_t t = 0; t < c.texts.size(); ++t) {
+    html += perplexity_table(c, t);
+    html += figure(perplexity_chart(c, t), "Lower is better.");
+  }
+  html += paper_table(c);
+  html += "<h2>Training</h2>\n" + figure(loss_chart(c), "The loss of each step, faint, and its running mean.");
+  if (has_passkey(c)) {
+    html += "<h2>Passkey retrieval</h2>\n" +
+            figure(passkey_map(c),
+                   "How often a number hidden in filler text is found, by the length of the prompt and "
+                   "by how deep it is hidden (0%: at the beginning).");
+  }
+  if (has_layers(c)) html += inside(c);
+  html += "<h2>Cost</h2>\n" + cost_table(c);
+  html += "<h2>Settings</h2>\n" + settings(c);
+  html += "</main><div id=\"tip\" role=\"status\"></div>\n<script>" + std::string(script) + "</script></body></html>\n";
+  return html;
+}
+
+std::vector<std::pair<std::string, std::string>> chart_files(const Comparison& c) {
+  std::vector<std::pair<std::string, std::string>> files;
+  const auto add = [&](const auto& chart) {
+    files.emplace_back(chart.name + ".svg", svg_file(svg(chart)));
+    files.emplace_back(chart.name + ".csv", csv(chart));
+  };
+  for (std::size_t t = 0; t < c.texts.size(); ++t) add(perplexity_chart(c, t));
+  add(loss_chart(c));
+  if (has_passkey(c)) add(passkey_map(c));
+  if (has_layers(c)) add(distance_chart(c));
+  for (const Entry& entry : c.entries) {
+    if (has_positions(entry)) add(position_map(c, entry));
+  }
+  return files;
+}
+
+}  // namespace tapetune

@@ -1,0 +1,53 @@
+"""tools/quickstart from beginning to end in small: what it promises to leave, cut off in between and run again."""
+
+import json
+import os
+import subprocess
+import sys
+
+import models
+
+HURRY = ("steps=2", "batch=1", "micro_batch=1", "schedule.warmup=0")
+
+
+def quickstart(folder, tapetune, **options):
+    command = [models.ROOT / "tools" / "quickstart", folder, *HURRY]
+    environment = os.environ | {"TAPETUNE_BIN": str(tapetune.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)
+
+
+def test_the_corpus_repeats_itself_from_afar(tmp_path):
+    """Always the same, and with repeats that the base model's context does not reach."""
+    for name in ("a", "b"):
+        command = [sys.executable, models.ROOT / "tools" / "corpus.py", tmp_path / name, "--tokens", "40000"]
+        subprocess.run(command, check=True)
+    text = (tmp_path / "a" / "train.txt").read_text()
+    assert text == (tmp_path / "b" / "train.txt").read_text()
+    assert text != (tmp_path / "a" / "held-out.txt").read_text()
+    known = json.loads((tmp_path / "a" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert set(text.split()) <= set(known)
+    near, far = 0, 0
+    for evening in text.splitlines():
+        last = {}
+        for at, line in enumerate(evening.split(" . ")):
+            distance = 9 * (at - last.get(line, at))
+            near += 0 < distance < 128
+            far += distance >= 128
+            last[line] = at
+    assert 0.4 < far / (near + far) < 0.6, f"{far} of {near + far} repeats are far"
+
+
+def test_quickstart_leaves_a_report_a_model_and_a_line(tapetune, tmp_path):
+    done = quickstart(tmp_path / "q", tapetune)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = tmp_path / "q" / "compare" / "report.html"
+    results = json.loads(report.with_name("results.json").read_text())
+    names = [entry["name"] for entry in results["entries"]]
+    assert names == ["base model", "lora", "longlora", "theta-scaling", "tape"]
+    assert results["base_context"] * 4 == results["trained_context"]
+    assert report.exists() and str(report) in done.stderr
+    assert (tmp_path / "q" / "merged" / "config.json").exists()
+    assert "| tape |" in done.stdout and len(done.stdout.strip().splitlines()[-1].split()) >= 20, "no line was written"
+    again = quickstart(tmp_path / "q", tapetune)
+    assert again.returncode == 0 and again.stdout == done.stdout
+    assert "training" not in again.stderr
