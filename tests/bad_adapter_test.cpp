@@ -134,7 +134,9 @@ TEST_CASE("bad adapter: a missing tensor or one too many is an error") {
 TEST_CASE("bad adapter: folders that are none") {
   const TinyModel model;
   refused(model, {"--adapter", (model.folder / "nowhere").string()}, "there is no such folder");
-  refused(model, {"--adapter", model.path()}, "there is no adapter_model.safetensors");
+  refused(model, {"--adapter", model.path()}, "is a whole model without TAPE's tensors, not an adapter");
+  fs::create_directory(model.folder / "empty");
+  refused(model, {"--adapter", (model.folder / "empty").string()}, "there is no adapter_model.safetensors");
   const std::string folder = adapter(model, {"lora"});
   const fs::path config = fs::path(folder) / "adapter_config.json";
   Json json = Json::parse(read_file(config));

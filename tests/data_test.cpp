@@ -265,7 +265,7 @@ TEST_CASE("a token file knows the tokenizer that it was packed with") {
   const Vocabulary tiny = read_vocabulary(folder.path());
   CHECK(tiny.size == 61);
   CHECK(tiny.size == Tokenizer::open(folder.path()).size());
-  CHECK(tiny.hash == 0x31b7793fd1068182);  // the same on every machine, and in every version
+  CHECK(tiny.hash == 0xb7e83e3a84b1bdc1);  // the same on every machine, and in every version
   Json json = Json::parse(read_file(folder / "tokenizer.json"));
   json["post_processor"] = nullptr;  // not of the vocabulary
   write_file(folder / "tokenizer.json", json.dump(2));

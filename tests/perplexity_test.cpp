@@ -573,7 +573,7 @@ TEST_CASE("eval perplexity: bad input is one line that says what to do") {
   refused({"--data", files.path("large.bin"), "--context", "16"}, "its vocabulary has 61");
   fs::create_directory(files.path("nothing"));
   refused({}, "neither a checkpoint", files.path("nothing"));
-  refused({}, "neither a checkpoint", files.path("absent"));
+  refused({}, "no such folder", files.path("absent"));
   fs::remove(files.model / "tokenizer.json");
   write_file(files.path("text.txt"), "the quick brown fox");
   refused({"--data", files.path("text.txt")}, "tokenizer.json");

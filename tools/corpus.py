@@ -99,7 +99,7 @@ def main():
     follows = grammar(source)
     options.out.mkdir(parents=True, exist_ok=True)
     write(options.out / "tokenizer.json", json.dumps(tokenizer(), indent=1) + "\n")
-    for name, wanted in (("train", options.tokens), ("held-out", options.tokens // 60)):
+    for name, wanted in (("train", options.tokens), ("held-out", options.tokens // 120)):
         documents, count = [], 0
         while count < wanted:
             documents.append(evening(follows, source))

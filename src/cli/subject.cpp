@@ -53,8 +53,8 @@ Subject open_subject(const ModelOptions& options) {
   const fs::path folder = options.folder;
   if (is_run(folder)) return open_run_subject(options);
   std::error_code status;
-  if (!fs::exists(folder / "config.json", status)) {
-    fail("model", "{}: is neither a checkpoint (it has no config.json) nor a run of train (no recipe.yaml).",
+  if (fs::is_directory(folder, status) && !fs::exists(folder / "config.json", status)) {
+    fail("model", "{}: is neither a checkpoint (config.json: no such file) nor a run of train (recipe.yaml).",
          options.folder);
   }
   const Checkpoint checkpoint = options.open();

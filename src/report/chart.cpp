@@ -306,7 +306,7 @@ Drawing draw_panel(const HeatMap& map, const HeatMap::Panel& panel) {
   constexpr double width = 240, top = 26;
   double widest = 0;
   for (const std::string& row : map.rows) widest = std::max(widest, text_width(row));
-  const double left = 30 + enlarged * widest, columns = static_cast<double>(map.columns.size()),
+  const double left = 32 + enlarged * widest, columns = static_cast<double>(map.columns.size()),
                rows = static_cast<double>(map.rows.size());
   const double cell = (width - 6 - left) / columns, tall = map.percent ? 24 : cell, bottom = top + tall * rows;
   Drawing drawing{"", width, bottom + 44};
@@ -344,7 +344,7 @@ Drawing draw_panel(const HeatMap& map, const HeatMap::Panel& panel) {
   body += text((left + width - 6) / 2, bottom + 37, map.x_label, "axis-name middle");
   const double middle = (top + bottom) / 2;
   body +=
-      text(13, middle, map.y_label, "axis-name middle", fmt::format(" transform=\"rotate(-90 13 {:.1f})\"", middle));
+      text(16, middle, map.y_label, "axis-name middle", fmt::format(" transform=\"rotate(-90 16 {:.1f})\"", middle));
   return drawing;
 }
 

@@ -38,6 +38,9 @@ def test_the_corpus_repeats_itself_from_afar(tmp_path):
 
 
 def test_quickstart_leaves_a_report_a_model_and_a_line(tapetune, tmp_path):
+    (tmp_path / "q").mkdir()  # with a choice of the user's own of what is measured
+    plan = {"data": str(tmp_path / "q" / "held-out.tokens"), "contexts": [128, 512], "limit": 1100}
+    (tmp_path / "q" / "eval.yaml").write_text(json.dumps(plan))
     done = quickstart(tmp_path / "q", tapetune)
     assert done.returncode == 0, done.stderr[-2000:]
     report = tmp_path / "q" / "compare" / "report.html"
@@ -47,7 +50,8 @@ def test_quickstart_leaves_a_report_a_model_and_a_line(tapetune, tmp_path):
     assert results["base_context"] * 4 == results["trained_context"]
     assert report.exists() and str(report) in done.stderr
     assert (tmp_path / "q" / "merged" / "config.json").exists()
-    assert "| tape |" in done.stdout and len(done.stdout.strip().splitlines()[-1].split()) >= 20, "no line was written"
+    table, written = done.stdout.split(f"report: {report}")
+    assert "| tape |" in table and written.strip(), "the merged model wrote nothing"
     again = quickstart(tmp_path / "q", tapetune)
     assert again.returncode == 0 and again.stdout == done.stdout
     assert "training" not in again.stderr
