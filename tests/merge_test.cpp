@@ -362,7 +362,8 @@ TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config
   CHECK_THROWS_WITH(merge(open_merge(ablation), to(bench.folder / "no")), Contains("equivariant=false"));
 }
 
-TEST_CASE("merge: what TAPE became is read again, merged again, trained on, and refused where positions would be lost") {
+TEST_CASE(
+    "merge: what TAPE became is read again, merged again, trained on, and refused where positions would be lost") {
   const Bench bench;
   for (const std::string mix : {"full", "per-head"}) {
     INFO(mix);

@@ -26,8 +26,8 @@ MethodOptions position_options(const Checkpoint& checkpoint) {
     fail("tape", "{}: model.layers.0.pe.up_proj.weight must be there with a multiple of {} rows, one for each head.",
          checkpoint.path().string(), checkpoint.config().heads);
   }
-  const std::vector<std::string> words{
-      "mix=" + mix, fmt::format("width={}", up->second.entry.shape[0] / checkpoint.config().heads)};
+  const std::vector<std::string> words{"mix=" + mix,
+                                       fmt::format("width={}", up->second.entry.shape[0] / checkpoint.config().heads)};
   return parse_method("tape", words);
 }
 

@@ -1,5 +1,5 @@
-// Whole checkpoints that hold TAPE's tensors beside Llama's, under the authors' names: what their training saves, and what
-// a merge writes.
+// Whole checkpoints that hold TAPE's tensors beside Llama's, under the authors' names: what their training saves, and
+// what a merge writes.
 #pragma once
 
 #include <string_view>

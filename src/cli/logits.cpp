@@ -35,10 +35,10 @@ void add_logits(CLI::App& app) {
     require_writable(options->out, options->force);
     const Subject subject = open_subject(options->model);
     const Llama& model = subject.adapted.model;
-    const std::vector<std::int64_t> tokens =
-        !options->tokens_file.empty() ? parse_tokens(read_text(options->tokens_file), options->tokens_file)
-        : text->count() > 0           ? subject.open_tokenizer().encode(options->text)
-                                      : parse_tokens(options->tokens, "--tokens");
+    const std::vector<std::int64_t> tokens = !options->tokens_file.empty()
+                                                 ? parse_tokens(read_text(options->tokens_file), options->tokens_file)
+                                             : text->count() > 0 ? subject.open_tokenizer().encode(options->text)
+                                                                 : parse_tokens(options->tokens, "--tokens");
     if (tokens.empty()) fail("logits", "the text has no tokens; give a longer one.");
     const std::int64_t context = model.config().longest_context();
     if (static_cast<std::int64_t>(tokens.size()) > context) {

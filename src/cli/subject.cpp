@@ -23,8 +23,7 @@ Subject open_run_subject(const ModelOptions& options) {
          options.folder);
   }
   if (!open_device(options.device).is_cpu()) {
-    fail("model", "{}: a run is opened on the CPU; for another device give its model with --adapter.",
-         options.folder);
+    fail("model", "{}: a run is opened on the CPU; for another device give its model with --adapter.", options.folder);
   }
   if (options.threads > 0) at::set_num_threads(options.threads);
   TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype));

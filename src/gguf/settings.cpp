@@ -215,7 +215,8 @@ ModelConfig read_settings(const File& file) {
 
 void write_settings(Metadata& metadata, const ModelConfig& config) {
   if (config.architecture == Architecture::qwen2 && config.head_dim * config.heads != config.hidden_size) {
-    fail("gguf", "llama.cpp's qwen2 has heads as wide as {} / {}, but these are {} wide; such a model cannot be written.",
+    fail("gguf",
+         "llama.cpp's qwen2 has heads as wide as {} / {}, but these are {} wide; such a model cannot be written.",
          config.hidden_size, config.heads, config.head_dim);
   }
   const std::string prefix = config.architecture == Architecture::qwen2 ? "qwen2." : "llama.";

@@ -86,11 +86,10 @@ class BaseHash {
       warn("{}: its weights are not those that the run was trained on", path_);
       return;
     }
-    fail(
-        "merge",
-        "{}: its weights are {}, but the run was trained on {}; give the right folder with --model, or --force to "
-        "merge into this one.",
-        path_, hash_, expected_);
+    fail("merge",
+         "{}: its weights are {}, but the run was trained on {}; give the right folder with --model, or --force to "
+         "merge into this one.",
+         path_, hash_, expected_);
   }
 
   std::string path_, expected_, hash_;
