@@ -415,6 +415,27 @@ TEST_CASE("training: the command of a finished run changes nothing and says the 
   CHECK(read_file(run_ / "metrics.jsonl") == lines);
 }
 
+TEST_CASE("training: an evaluation that an interruption left out is made up for") {
+  const Setup setup;
+  const auto train = [&](const std::string& name) {
+    return setup.train({"held_out=0.1", "eval_every=4", "save_every=4", "run=" + setup.folder(name)});
+  };
+  REQUIRE(train("whole").exit == 0);
+  REQUIRE(train("run").exit == 0);
+  // As Ctrl-C leaves it that comes while the evaluation after step 8 runs.
+  const fs::path run = setup.folder("run"), state = run / "checkpoints/step-00000008/state.json";
+  const std::size_t before = read_file(run / "metrics.jsonl").find("{\"step\":8,\"eval_loss\"");
+  REQUIRE(before != std::string::npos);
+  Json json = Json::parse(read_file(state));
+  json["evaluated"] = 4;
+  json["metrics_bytes"] = before;
+  write_file(state, json.dump());
+  fs::remove_all(run / "checkpoints/step-00000012");
+  fs::remove_all(run / "adapter");
+  REQUIRE(train("run").exit == 0);
+  same_result(run, setup.folder("whole"));
+}
+
 TEST_CASE("training: what is left of a killed process is cleared, and metrics that were removed are not made up") {
   const Setup setup;
   REQUIRE(setup.train({"steps=6"}).exit == 0);

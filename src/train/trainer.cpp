@@ -180,8 +180,17 @@ class Trainer {
       save();
       saved = step_;
     };
+    const auto evaluate_if_due = [&] {
+      const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
+      if (!due || evaluated_ == step_) return;
+      const double held_out = evaluate();
+      metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
+      events.scalar("eval_loss", step_, held_out);
+      evaluated_ = step_;
+    };
     result.first_step_at = now();
     try {
+      evaluate_if_due();  // which was cut off
       while (step_ < recipe_.steps) {
         const double begin = now();
         const double rate = schedule_.rate(step_);
@@ -204,11 +213,7 @@ class Trainer {
           events.scalar("grad_norm", step_, norm);
           events.scalar("tokens_per_s", step_, static_cast<double>(tokens) / seconds);
         }
-        if (recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps)) {
-          const double held_out = evaluate();
-          metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
-          events.scalar("eval_loss", step_, held_out);
-        }
+        evaluate_if_due();
         events.flush();
         progress.advance(static_cast<std::uint64_t>(tokens), fmt::format("step {} loss {:.4f}", step_, loss_));
         check_interrupted();
@@ -299,6 +304,7 @@ class Trainer {
       batches_.skip(step_ * recipe_.batch - batches_.position());
       const Json json{{"step", step_},
                       {"loss", loss_},
+                      {"evaluated", evaluated_},
                       {"metrics_bytes", metrics_bytes_},
                       {"events_bytes", events_bytes_},
                       {"data", batches_.state()}};
@@ -320,6 +326,7 @@ class Trainer {
     const Json json = parse_json(read_text(file), "train", file.string());
     step_ = json.at("step").get<std::int64_t>();
     loss_ = json.value("loss", 0.0);
+    evaluated_ = json.value("evaluated", step_);
     metrics_bytes_ = json.at("metrics_bytes").get<std::int64_t>();
     events_bytes_ = json.value("events_bytes", std::int64_t{0});
     batches_.restore(json.at("data"));
@@ -334,6 +341,7 @@ class Trainer {
   Schedule schedule_;
   SpikeWatch spikes_;
   std::int64_t step_ = 0;
+  std::int64_t evaluated_ = 0;  // the last step that was, if any is
   std::int64_t metrics_bytes_ = 0, events_bytes_ = 0;
   double loss_ = 0;
 };
