@@ -58,6 +58,7 @@ Recipe with_hash(Recipe recipe) {
 Batches open_data(const Recipe& recipe, const BaseModel& base) {
   const std::optional<Vocabulary> vocabulary = known_vocabulary(base.tokenizer);
   std::vector<DataFile> files;
+  files.reserve(recipe.data.size());
   for (const DataSource& source : recipe.data) {
     files.push_back({open_tokens(source.path, vocabulary, base.config),
                      recipe.data.size() > 1 ? std::optional(source.weight) : std::nullopt});
