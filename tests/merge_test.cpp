@@ -122,15 +122,6 @@ std::map<std::string, at::Tensor> adapter_tensors(const fs::path& run) {
   return named;
 }
 
-// Every file below a folder with its bytes.
-std::map<std::string, std::string> contents(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    files[entry.path().lexically_relative(folder).string()] = entry.is_regular_file() ? read_file(entry.path()) : "";
-  }
-  return files;
-}
-
 void change_tensor(const fs::path& file, const std::string& name, const at::Tensor& value) {
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [key, tensor] : load_tensors(file)) tensors[key] = tensor.clone();

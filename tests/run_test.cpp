@@ -71,15 +71,6 @@ std::vector<Json> metrics(const fs::path& run) {
   return lines;
 }
 
-// Every file below a folder with its bytes.
-std::map<std::string, std::string> contents(const fs::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    files[entry.path().lexically_relative(folder).string()] = entry.is_regular_file() ? read_file(entry.path()) : "";
-  }
-  return files;
-}
-
 void same_result(const fs::path& run, const fs::path& undisturbed) {
   CHECK(metrics(run) == metrics(undisturbed));
   CHECK(contents(run / "adapter") == contents(undisturbed / "adapter"));

@@ -39,6 +39,14 @@ std::string error_of(const std::function<void()>& work) {
 void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 std::string read_file(const fs::path& path) { return read_text(path); }
 
+std::map<std::string, std::string> contents(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    files[entry.path().lexically_relative(folder).string()] = entry.is_regular_file() ? read_file(entry.path()) : "";
+  }
+  return files;
+}
+
 RunResult run(const std::vector<std::string>& words, const std::function<void()>& before) {
   const TempFolder folder;
   const fs::path out = folder / "out", err = folder / "err";

@@ -33,6 +33,8 @@ std::string error_of(const std::function<void()>& work);
 
 void write_file(const std::filesystem::path& path, const std::string& text);
 std::string read_file(const std::filesystem::path& path);
+// Every file below a folder with its bytes.
+std::map<std::string, std::string> contents(const std::filesystem::path& folder);
 
 extern const char* const tapetune_binary;  // what is tested
 extern const char* const source_folder;
