@@ -116,6 +116,8 @@ const std::map<std::string, std::string> others{{"model", "other"},
                                                 {"schedule.min_lr", "1e-06"},
                                                 {"dtype", "bf16"},
                                                 {"checkpointing", "selective"},
+                                                {"shard", "base"},
+                                                {"sequence_parallel", "2"},
                                                 {"save_every", "7"},
                                                 {"keep", "3"},
                                                 {"held_out", "0.25"},
@@ -419,6 +421,8 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
         "  min_lr: 0\n"
         "dtype: auto\n"
         "checkpointing: full\n"
+        "shard: none\n"
+        "sequence_parallel: 1\n"
         "save_every: 100\n"
         "keep: 2\n"
         "held_out: 0\n"

@@ -85,6 +85,15 @@ class LowRankSeam final : public LinearSeam {
     return bias.defined() ? y + bias.to(y.scalar_type()) : y;
   }
 
+  // What is left of the inputs, and how much it grows for that: 0 or 1 / (1 - dropout).
+  at::Tensor kept_inputs(const at::Tensor& x, const Training& training, const at::Generator& generator) const {
+    std::vector<std::int64_t> shape = x.sizes().vec();
+    const bool spread = training.parts > 1 && x.dim() == 3;
+    if (spread) shape[1] *= training.parts;
+    const at::Tensor all = at::empty(shape, at::kFloat).bernoulli_(1 - dropout_, generator).div_(1 - dropout_);
+    return spread ? all.narrow(1, training.part * x.size(1), x.size(1)) : all;
+  }
+
   // Each pair leaves out inputs of its own; the frozen projection sees them all.
   std::vector<at::Tensor> project_dropped(const Call& call, const at::Tensor& x) const {
     std::vector<at::Tensor> out = tapetune::project(call.frozen, {}, x);
@@ -96,7 +105,7 @@ class LowRankSeam final : public LinearSeam {
                                  static_cast<std::uint64_t>(call.layer) * projection_count +
                                  static_cast<std::uint64_t>(call.which[i]);
       const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(draw);
-      const at::Tensor kept = at::empty(x.sizes(), at::kFloat).bernoulli_(1 - dropout_, generator).div_(1 - dropout_);
+      const at::Tensor kept = kept_inputs(x, *call.training, generator);
       const at::Tensor dropped = x * kept.to(x.device(), x.scalar_type());
       const Linear &frozen = call.frozen[i], direction{frozen.weight, {}};
       const auto dtype = x.scalar_type();

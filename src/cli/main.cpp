@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "cli/ending.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -7,8 +8,6 @@
 #include "core/signals.h"
 
 namespace {
-
-enum ExitCode { ok = 0, bad_input = 1, bad_usage = 2, resumable = 3 };
 
 int run(int argc, char** argv) {
   CLI::App app{"Longer contexts for Llama-style language models, by training few parameters.", "tapetune"};
@@ -32,6 +31,7 @@ int run(int argc, char** argv) {
   tapetune::cli::add_plan(app);
   tapetune::cli::add_recipes(app);
   tapetune::cli::add_train(app);
+  tapetune::cli::add_launch(app);
   tapetune::cli::add_merge(app);
   tapetune::cli::add_verify(app);
   tapetune::cli::add_eval(app);
@@ -44,16 +44,7 @@ int run(int argc, char** argv) {
   // A full disk behind a pipe or a redirection loses the result; that is no success.
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
     tapetune::fail("output", "standard output cannot be written; check the disk.");
-  return ok;
-}
-
-// One line, but for errors of ours, which may be several lines: fail() makes one, a recipe has one for each mistake.
-int report(std::string_view component, std::string text, ExitCode code, bool several = false) {
-  for (char& c : text) {
-    if ((c == '\n' && !several) || c == '\r') c = ' ';
-  }
-  fmt::print(stderr, "{}{}\n", component, text);
-  return code;
+  return tapetune::cli::ok;
 }
 
 }  // namespace
@@ -63,17 +54,9 @@ int main(int argc, char** argv) {
   tapetune::catch_signals();
   try {
     return run(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return report("[usage] ", std::string(error.what()) + "; see tapetune --help", bad_usage);
-  } catch (const tapetune::Interrupted& error) {
-    return report("", error.what(), resumable);
-  } catch (const tapetune::Error& error) {
-    return report("", error.what(), bad_input, /*several=*/true);
-  } catch (const c10::Error& error) {
-    return report("[torch] ", error.what_without_backtrace(), bad_input);
-  } catch (const std::bad_alloc&) {
-    return report("[memory] ", "there is not enough memory; use a shorter sequence or a smaller model", bad_input);
-  } catch (const std::exception& error) {
-    return report("[internal] ", error.what(), bad_input);
+  } catch (...) {
+    const tapetune::cli::Ending end = tapetune::cli::ending(std::current_exception());
+    fmt::print(stderr, "{}\n", end.text);
+    return end.code;
   }
 }

@@ -19,6 +19,7 @@ void add_export(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_import(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_launch(CLI::App& app);
 void add_logits(CLI::App& app);
 void add_merge(CLI::App& app);
 void add_plan(CLI::App& app);

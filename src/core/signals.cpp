@@ -9,6 +9,7 @@ namespace tapetune {
 namespace {
 
 volatile std::sig_atomic_t signal_seen = 0;
+int holds = 0;
 
 extern "C" void on_signal(int number) {
   signal_seen = number;
@@ -28,7 +29,10 @@ void catch_signals() {
 bool interrupted() { return signal_seen != 0; }
 
 void check_interrupted() {
-  if (interrupted()) throw Interrupted("interrupted; nothing half-written is left behind");
+  if (holds == 0 && interrupted()) throw Interrupted("interrupted; nothing half-written is left behind");
 }
+
+HoldInterrupts::HoldInterrupts() { ++holds; }
+HoldInterrupts::~HoldInterrupts() { --holds; }
 
 }  // namespace tapetune

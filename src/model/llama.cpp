@@ -2,6 +2,7 @@
 
 #include "core/error.h"
 #include "core/signals.h"
+#include "core/trace.h"
 #include "kernels/pointwise.h"
 
 namespace tapetune {
@@ -31,9 +32,9 @@ void check_rows(const ForwardInput& in, std::int64_t batch, std::int64_t length)
   }
 }
 
-at::Tensor implied_positions(const ForwardInput& in) {
+at::Tensor implied_positions(const ForwardInput& in, std::int64_t part) {
   const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
-  const at::Tensor count = at::arange(length, in.tokens.options());
+  const at::Tensor count = at::arange(part * length, (part + 1) * length, in.tokens.options());
   if (in.spans.empty() && in.caches.empty()) return count.unsqueeze(0);
   std::vector<std::int64_t> starts;
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -42,6 +43,13 @@ at::Tensor implied_positions(const ForwardInput& in) {
   }
   const at::Tensor start = at::tensor(starts, at::kLong).to(in.tokens.device()).unsqueeze(1);
   return (count.unsqueeze(0) + start).clamp_min(0);  // [B, N]
+}
+
+// Those of the heads that a part has: the first half of all heads takes `first`, the second `second`.
+kernels::Cuts cuts_of_part(kernels::Cuts cuts, std::int64_t part, std::int64_t parts) {
+  if (2 * (part + 1) <= parts) cuts.second = cuts.first;
+  if (2 * part >= parts) cuts.first = cuts.second;
+  return cuts;
 }
 
 // x + y; in x's own memory where nobody else can want the old value.
@@ -127,9 +135,13 @@ Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device
   return {checkpoint.config(), map_weights(checkpoint, device), dtype};
 }
 
+void Llama::share(LlamaWeights weights, Parallel parallel) {
+  weights_ = std::move(weights);
+  parallel_ = std::move(parallel);
+}
+
 SequenceCache Llama::make_cache(std::int64_t capacity) const {
-  return {config_, capacity, weights_.embedding.options().dtype(dtype_).requires_grad(false),
-          seams_.position->updates()};
+  return {config_, capacity, weights_.norm.options().dtype(dtype_).requires_grad(false), seams_.position->updates()};
 }
 
 std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
@@ -146,8 +158,22 @@ std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
   return all;
 }
 
+AttentionOutput Llama::spread_attention(AttentionInput in) const {
+  const std::vector<at::Tensor> mine = parallel_.to_heads({in.q, in.k, in.v, in.also});  // [B, N, H|K / parts, D]
+  in.q = mine[0];
+  in.k = mine[1];
+  in.v = mine[2];
+  in.also = mine[3];
+  AttentionOutput out = causal_attention(in);
+  out.values = parallel_.to_tokens(out.values);
+  if (out.attended.defined()) out.attended = parallel_.to_tokens(out.attended);
+  return out;
+}
+
 Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) const {
-  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(i)];
+  const trace::Span span(pass.graph_only ? "layer again" : "layer", i);
+  const LayerWeights w =
+      parallel_.layer ? parallel_.layer(i, pass.graph_only) : weights_.layers[static_cast<std::size_t>(i)];
   const bool updates = seams_.position->updates(i);
   const auto project = [&](std::initializer_list<Projection> which, std::initializer_list<Linear> frozen,
                            const at::Tensor& x, bool graph_only = false) {
@@ -175,7 +201,7 @@ Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) con
     attention.caches = pass.caches;
     attention.cuts = pass.cuts;
     attention.kept = pass.kept;
-    attended = causal_attention(attention);
+    attended = parallel_.parts > 1 ? spread_attention(attention) : causal_attention(attention);
   }
   const at::Tensor merged = attended.values.reshape({pass.batch, pass.length, -1});  // [B, N, H D]
   const at::Tensor x = add_residual(in.x, project({Projection::o}, {w.o}, merged)[0], pass.keep_input);
@@ -216,23 +242,34 @@ Llama::State Llama::checkpointed_layer(std::int64_t i, const State& in, const Pa
 ForwardOutput Llama::forward(const ForwardInput& given) const {
   check_tokens(given.tokens, config_.vocab_size);
   ForwardInput in = given;
-  in.tokens = in.tokens.to(weights_.embedding.device());
+  in.tokens = in.tokens.to(weights_.norm.device());
   const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
   check_rows(in, batch, length);
   if (in.training && (!in.spans.empty() || !in.caches.empty())) {
     fail("model", "training takes whole sequences; padding and caches are for evaluation.");
   }
-  const at::Tensor positions = in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in);
-  const std::int64_t planned = in.planned_length > 0 ? in.planned_length : positions.max().item<std::int64_t>() + 1;
+  const std::int64_t part = parallel_.part, parts = parallel_.parts;
+  if (parts > 1 && (!in.spans.empty() || !in.caches.empty() || in.positions.defined())) {
+    fail("model", "a sequence that is spread over processes has neither padding nor a cache nor positions of its own.");
+  }
+  const at::Tensor positions =
+      in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in, part);
+  const std::int64_t planned = in.planned_length > 0 ? in.planned_length
+                               : parts > 1           ? length * parts
+                                                     : positions.max().item<std::int64_t>() + 1;
 
   Pass pass{batch, length, in.spans, in.caches, {}, nullptr, in.all_hidden, nullptr, false};
-  if (in.training) pass.training = &*in.training;
-  pass.cuts = seams_.attention->cuts(config_, length, pass.training);
+  if (in.training) {
+    in.training->part = part;
+    in.training->parts = parts;
+    pass.training = &*in.training;
+  }
+  pass.cuts = cuts_of_part(seams_.attention->cuts(config_, length * parts, pass.training), part, parts);
   const bool recompute = c10::GradMode::is_enabled() && in.training && in.training->checkpointing != Checkpointing::off;
 
   ForwardOutput out;
   State state;
-  state.x = at::embedding(weights_.embedding, in.tokens).to(dtype_);
+  state.x = at::embedding(parallel_.embedding ? parallel_.embedding() : weights_.embedding, in.tokens).to(dtype_);
   state.position = seams_.rotary->start(config_, positions, planned, dtype_, pass.training);
   for (std::int64_t i = 0; i < config_.layers; ++i) {
     if (in.all_hidden) out.hidden.push_back(state.x);
@@ -249,8 +286,9 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
 }
 
 at::Tensor Llama::logits(const at::Tensor& hidden, const Training* training) const {
-  const Projection head = Projection::head;
-  return seams_.linear->project({config_.layers, {&head, 1}, {&weights_.head, 1}, training, false}, hidden)[0];
+  const Projection which = Projection::head;
+  const Linear frozen = head();
+  return seams_.linear->project({config_.layers, {&which, 1}, {&frozen, 1}, training, false}, hidden)[0];
 }
 
 at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device) {

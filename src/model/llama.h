@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "model/attention.h"
+#include "model/parallel.h"
 #include "model/seams.h"
 #include "model/weights.h"
 
 namespace tapetune {
 
 struct ForwardInput {
-  at::Tensor tokens;           // [B, N] int64
+  at::Tensor tokens;           // [B, N] int64; where sequences are spread over processes, this one's part of them
   at::Tensor positions;        // [B|1, N] int64; undefined: counted from each row's first token, behind its cache
   std::vector<RowSpan> spans;  // the tokens of each row where rows are padded; empty: all of them
   std::vector<SequenceCache*> caches;  // one a row; empty: none
@@ -46,12 +47,18 @@ class Llama {
   at::ScalarType dtype() const { return dtype_; }
   SequenceCache make_cache(std::int64_t capacity) const;
 
+  // From here on computed together with other processes; weights that `parallel` brings may be absent.
+  void share(LlamaWeights weights, Parallel parallel);
+  const Parallel& parallel() const { return parallel_; }
+  Linear head() const { return parallel_.head ? parallel_.head() : weights_.head; }
+
  private:
   struct State {
     at::Tensor x;         // [B, N, hidden]
     at::Tensor position;  // [B|1, N, C, D]
   };
   struct Pass;
+  AttentionOutput spread_attention(AttentionInput in) const;
   State layer(std::int64_t index, const State& in, const Pass& pass) const;
   State checkpointed_layer(std::int64_t index, const State& in, const Pass& pass) const;
   std::vector<at::Tensor> trained_in(std::int64_t layer) const;
@@ -60,6 +67,7 @@ class Llama {
   LlamaWeights weights_;
   at::ScalarType dtype_;
   Seams seams_;
+  Parallel parallel_;
 };
 
 // The dtype to compute in by default: the checkpoint's, or f32 where the CPU is slow at it.

@@ -169,7 +169,7 @@ at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::
   constexpr std::int64_t few = 64;
   if (hidden.is_cpu() && arithmetic_dtype(hidden) == at::kFloat && hidden.size(0) >= few &&
       model.seams().linear->trained(model.config().layers).empty()) {
-    return plain_losses(hidden.to(at::kFloat), model.weights().head.weight.to(at::kFloat), targets);
+    return plain_losses(hidden.to(at::kFloat), model.head().weight.to(at::kFloat), targets);
   }
   std::vector<at::Tensor> parts;
   in_blocks(hidden.size(0), model.config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
@@ -185,7 +185,7 @@ at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tens
                     const std::optional<Training>& training) {
   check_targets(given, model.config().vocab_size);
   const at::Tensor targets = given.to(hidden.device());
-  const Linear& head = model.weights().head;
+  const Linear head = model.head();
   std::vector<at::Tensor> trained = model.seams().linear->trained(model.config().layers);
   if (trained.empty()) return PlainHead::apply(hidden, head.weight, targets);
   if (kernels::wants_gradient(head.weight)) trained.push_back(head.weight);

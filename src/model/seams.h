@@ -26,6 +26,9 @@ struct Training {
   Checkpointing checkpointing = Checkpointing::off;
   std::uint64_t seed = 0;  // decides whatever a method draws, so that a recomputed layer draws the same
   bool dropout = true;     // false: gradients that can be compared with other tools'
+  // Of every sequence this is part number `part` of `parts`: what is drawn for it is cut from what the whole would
+  // draw.
+  std::int64_t part = 0, parts = 1;
 };
 
 // linear: what comes out of frozen projections, with what is added to them.

@@ -276,6 +276,11 @@ class Reader {
       report(at({"micro_batch", "batch"}),
              fmt::format("micro_batch {} does not divide batch {}; take a divisor.", recipe.micro_batch, recipe.batch));
     }
+    if (fine({"shard", "checkpointing"}) && recipe.shard == "base" && recipe.checkpointing == Checkpointing::off) {
+      report(at({"shard", "checkpointing"}),
+             "shard: base drops a layer's weights after its use, but without checkpointing the backward still needs "
+             "them; set checkpointing: full or selective.");
+    }
     check_schedule(recipe);
     if (fine({"eval_every", "held_out"}) && recipe.eval_every > 0 && recipe.held_out == 0) {
       report(at({"eval_every"}), "eval_every asks for evaluations, but held_out keeps no data for them; set held_out.");

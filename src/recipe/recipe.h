@@ -49,7 +49,9 @@ struct Recipe {
   } schedule;
   std::string dtype = "auto";  // or f32, bf16
   Checkpointing checkpointing = Checkpointing::full;
-  std::int64_t save_every = 100;  // 0: at the end only
+  std::string shard = "none";          // or base: a rank holds its part of what is frozen and of AdamW's state
+  std::int64_t sequence_parallel = 1;  // ranks that share a sequence
+  std::int64_t save_every = 100;       // 0: at the end only
   std::int64_t keep = 2;
   double held_out = 0.0;          // share of the data
   std::int64_t eval_every = 0;    // 0: never

@@ -219,7 +219,8 @@ void train_all(const std::vector<NamedRecipe>& recipes, const std::string& versi
     }
     say("[compare] {} of {}: training {}, {} steps, in {}", i + 1, recipes.size(), name, recipe.steps, recipe.run);
     start_memory_peak();
-    train(recipe, version);
+    World alone;
+    train(recipe, version, alone);
   }
 }
 

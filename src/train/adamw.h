@@ -1,4 +1,4 @@
-// AdamW over a model's trained parameters, with its state in f32.
+// AdamW over a model's trained parameters, with its state in f32; a group of processes may share the state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "adapters/adapter.h"
+#include "distributed/group.h"
 
 namespace tapetune {
 
@@ -18,7 +19,9 @@ struct AdamWOptions {
 
 class AdamW {
  public:
-  AdamW(std::span<const Parameter> parameters, AdamWOptions options);
+  // In a group every process keeps the moments of its share of all numbers, updates those, and gets the rest from the
+  // others. All of it then calls step, state and restore.
+  AdamW(std::span<const Parameter> parameters, AdamWOptions options, Group group = {});
 
   // Parameters without a gradient stay as they are and do not count a step.
   void step(double rate);
@@ -26,15 +29,31 @@ class AdamW {
   // The global norm of all gradients; `limit` above 0 scales them down to it.
   double clip(double limit);
 
-  // Moments and step counts under the parameters' names, for a checkpoint and back.
+  // Moments and step counts under the parameters' names, for a checkpoint; whole on the group's first process, and
+  // nothing on the others.
   std::map<std::string, at::Tensor> state() const;
-  void restore(const std::map<std::string, at::Tensor>& state);
+  // The way back; `state` is the first process's, `all` those that go on together.
+  void restore(const std::map<std::string, at::Tensor>& state, const Group& all = {});
 
  private:
+  // Numbers [begin, begin + count) of a parameter that this process updates.
+  struct Share {
+    std::size_t parameter;
+    std::int64_t begin, count;
+    at::Tensor mean, square;  // [count]
+  };
+  void gather_values() const;
+  // Calls use(parameter, begin in it, count, place behind `begin`) for what [begin, end) of all numbers covers.
+  template <typename Use>
+  void for_range(std::int64_t begin, std::int64_t end, const Use& use) const;
+
   std::vector<Parameter> parameters_;
-  std::vector<at::Tensor> mean_, square_,
-      steps_;  // a parameter each; steps are scalars, as the fused kernel wants them
+  std::vector<std::int64_t> starts_;  // of each parameter among all numbers, and their sum
+  std::vector<Share> shares_;
+  std::vector<at::Tensor> steps_;  // a scalar a parameter, as the fused kernel wants them
   AdamWOptions options_;
+  Group group_;
+  std::int64_t each_ = 0;  // numbers of a process's share, the last one's may be fewer
 };
 
 }  // namespace tapetune

@@ -13,7 +13,11 @@
 #include "core/log.h"
 #include "core/progress.h"
 #include "core/signals.h"
+#include "core/trace.h"
 #include "data/batches.h"
+#include "distributed/data_parallel.h"
+#include "distributed/sequence.h"
+#include "distributed/sharded_base.h"
 #include "model/loss.h"
 #include "train/adamw.h"
 #include "train/base.h"
@@ -77,6 +81,49 @@ at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
   return at::stack(tensors);  // [R, context + 1]
 }
 
+// Who of the ranks computes what: `sequence_parallel` neighbours share each sequence, and such teams share the batch.
+struct Layout {
+  int teams = 1, team = 0;
+  Group gradients, base, sequence;
+
+  Layout(World& world, const Recipe& recipe)
+      : teams(world.size() / static_cast<int>(recipe.sequence_parallel)),
+        team(world.rank() / static_cast<int>(recipe.sequence_parallel)) {
+    const std::int64_t parts = recipe.sequence_parallel, micro_batches = recipe.batch / recipe.micro_batch;
+    if (world.size() % parts != 0) {
+      fail("train", "sequence_parallel {} does not divide the {} rank{} there are; start a multiple of it.", parts,
+           world.size(), world.size() == 1 ? "" : "s");
+    }
+    if (recipe.context % parts != 0) {
+      fail("train", "sequence_parallel {} does not divide a context of {}; take a divisor.", parts, recipe.context);
+    }
+    if (micro_batches % teams != 0) {
+      fail("train",
+           "a batch of {} in micro-batches of {} cannot be shared by {} ranks; batch must be a multiple of micro_batch "
+           "x "
+           "{}: change one of them, or set sequence_parallel.",
+           recipe.batch, recipe.micro_batch, teams, teams);
+    }
+    gradients = world.group("gradients");
+    if (recipe.shard == "base") base = world.group("base");
+    if (parts > 1) sequence = world.group("sequence", team);
+  }
+};
+
+// What every rank must agree on. Data is compared by its size and by windows from all over it.
+void require_same_run(World& world, const Recipe& recipe, const Batches& batches, const std::string& version) {
+  world.require_same("a version of tapetune", version, "install the same everywhere");
+  world.require_same("a recipe", recipe_yaml(recipe), "start all ranks with the same command");
+  std::string sample = batches.state().dump();
+  constexpr std::int64_t samples = 64;
+  std::uint64_t hash = 0;
+  for (std::int64_t i = 0; world.size() > 1 && i < samples; ++i) {
+    for (const auto id : batches.window(batches.windows() * i / samples))
+      hash = hash * 0x100000001B3U + static_cast<std::uint64_t>(id);
+  }
+  world.require_same("data", fmt::format("{} {:016x}", sample, hash), "copy the same token files to every machine");
+}
+
 // The name of the first tensor that is not all numbers: what trains, the base, then gradients.
 std::string first_bad(const std::vector<Parameter>& parameters, const BaseModel& base) {
   const auto bad = [](const at::Tensor& t) { return t.defined() && !at::isfinite(t).all().item<bool>(); };
@@ -127,6 +174,19 @@ class Metrics {
   std::int64_t bytes_ = 0;
 };
 
+// What a run says of itself.
+struct Log {
+  Metrics metrics;
+  EventFile events;
+  Log(const RunFolder& run, const Recipe& recipe, std::int64_t metrics_bytes, std::int64_t events_bytes)
+      : metrics(run.path() / "metrics.jsonl", metrics_bytes),
+        events(run.path() / fmt::format("events.out.tfevents.{}.tapetune", recipe.seed), events_bytes) {}
+  void sizes(std::int64_t& metrics_bytes, std::int64_t& events_bytes) const {
+    metrics_bytes = metrics.bytes_on_disk();
+    events_bytes = events.bytes();
+  }
+};
+
 // Says when a loss stands out from those before it.
 class SpikeWatch {
  public:
@@ -147,14 +207,19 @@ class SpikeWatch {
 
 class Trainer {
  public:
-  Trainer(const Recipe& recipe, const std::string& version)
-      : recipe_(with_hash(recipe)),
+  Trainer(const Recipe& recipe, const std::string& version, World& world)
+      : world_(world),
+        recipe_(with_hash(recipe)),
         base_(open_base(recipe)),
         batches_(open_data(recipe, base_)),
         adapted_(start()),
-        optimizer_(adapted_.parameters, {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps,
-                                         recipe.optimizer.weight_decay}),
-        run_(recipe_, {fmt::format("tapetune {}", version)}) {
+        layout_((require_same_run(world, recipe_, batches_, version), Layout(world, recipe_))),
+        optimizer_(
+            adapted_.parameters,
+            {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps, recipe.optimizer.weight_decay},
+            layout_.base),
+        exchange_(adapted_.parameters, layout_.gradients) {
+    if (world.leads()) run_.emplace(recipe_, std::vector{fmt::format("tapetune {}", version)});
     for (const std::string& note : adapted_.notes) warn("{}", note);
     if (adapted_.parameters.empty()) fail("train", "method {} trains nothing; choose another.", recipe.method.method);
     schedule_.kind = recipe.schedule.kind == "cosine"   ? ScheduleKind::cosine
@@ -166,18 +231,31 @@ class Trainer {
     schedule_.steps = recipe.steps;
   }
 
+  // Frozen weights go into parts when nobody needs them whole any more.
+  void spread() {
+    LlamaWeights weights = adapted_.model.weights();
+    Parallel parallel;
+    spread_sequences(parallel, layout_.sequence, adapted_.model.config());
+    shard_base(weights, layout_.base, parallel);
+    if (layout_.base.size() > 1) base_.weights = {};
+    adapted_.model.share(std::move(weights), std::move(parallel));
+  }
+
   TrainResult run() {
+    // A rank that left in the middle of a step would leave the others waiting.
+    std::optional<HoldInterrupts> together;
+    if (world_.size() > 1) together.emplace();
     resume();
+    spread();
     TrainResult result;
     result.first_step = step_;
-    Metrics metrics(run_.path() / "metrics.jsonl", metrics_bytes_);
-    EventFile events(run_.path() / fmt::format("events.out.tfevents.{}.tapetune", recipe_.seed), events_bytes_);
+    std::optional<Log> log;
+    if (world_.leads()) log.emplace(*run_, recipe_, metrics_bytes_, events_bytes_);
     const std::int64_t tokens = recipe_.batch * recipe_.context;
     Progress progress("train", static_cast<std::uint64_t>((recipe_.steps - step_) * tokens), "tokens");
     std::int64_t saved = step_;
     const auto save_now = [&] {
-      metrics_bytes_ = metrics.bytes_on_disk();
-      events_bytes_ = events.bytes();
+      if (log) log->sizes(metrics_bytes_, events_bytes_);
       save();
       saved = step_;
     };
@@ -185,8 +263,10 @@ class Trainer {
       const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
       if (!due || evaluated_ == step_) return;
       const double held_out = evaluate();
-      metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
-      events.scalar("eval_loss", step_, held_out);
+      if (log) {
+        log->metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
+        log->events.scalar("eval_loss", step_, held_out);
+      }
       evaluated_ = step_;
     };
     result.first_step_at = now();
@@ -194,30 +274,41 @@ class Trainer {
       evaluate_if_due();  // which was cut off
       while (step_ < recipe_.steps) {
         const double begin = now();
+        const std::uint64_t sent = bytes_sent();
         const double rate = schedule_.rate(step_);
+        world_.begin_step(step_ + 1);
         loss_ = gradients();
         const double norm = guarded_norm();
-        optimizer_.step(rate);
+        {
+          const trace::Span span("optimiser");
+          optimizer_.step(rate);
+        }
         ++step_;
         const double seconds = now() - begin;
         spikes_.see(step_, loss_);
-        if (step_ % recipe_.log_every == 0 || step_ == recipe_.steps) {
-          metrics.line({{"step", step_},
-                        {"loss", loss_},
-                        {"lr", rate},
-                        {"grad_norm", norm},
-                        {"tokens", step_ * tokens},
-                        {"tokens_per_s", static_cast<double>(tokens) / seconds},
-                        {"peak_mb", peak_megabytes()}});
-          events.scalar("loss", step_, loss_);
-          events.scalar("lr", step_, rate);
-          events.scalar("grad_norm", step_, norm);
-          events.scalar("tokens_per_s", step_, static_cast<double>(tokens) / seconds);
+        if (log && (step_ % recipe_.log_every == 0 || step_ == recipe_.steps)) {
+          Json line{{"step", step_},
+                    {"loss", loss_},
+                    {"lr", rate},
+                    {"grad_norm", norm},
+                    {"tokens", step_ * tokens},
+                    {"tokens_per_s", static_cast<double>(tokens) / seconds},
+                    {"peak_mb", peak_megabytes()}};
+          if (world_.size() > 1) {
+            line["ranks"] = world_.size();
+            line["sent_bytes"] = bytes_sent() - sent;  // by this rank
+          }
+          log->metrics.line(line);
+          log->events.scalar("loss", step_, loss_);
+          log->events.scalar("lr", step_, rate);
+          log->events.scalar("grad_norm", step_, norm);
+          log->events.scalar("tokens_per_s", step_, static_cast<double>(tokens) / seconds);
         }
         evaluate_if_due();
-        events.flush();
+        if (log) log->events.flush();
         progress.advance(static_cast<std::uint64_t>(tokens), fmt::format("step {} loss {:.4f}", step_, loss_));
-        check_interrupted();
+        if (world_.size() == 1) check_interrupted();
+        if (stop_) throw Interrupted("");
         if (recipe_.save_every > 0 && step_ % recipe_.save_every == 0 && step_ < recipe_.steps) {
           try {
             save_now();
@@ -234,10 +325,12 @@ class Trainer {
                                     recipe_.steps));
     }
     save_now();
-    save_adapter(adapted_, run_.path() / "adapter", base_.path, /*replace=*/true);
+    const fs::path adapter = fs::path(recipe_.run) / "adapter";
+    if (world_.leads()) save_adapter(adapted_, adapter, base_.path, /*replace=*/true);
+    world_.collect("done");  // nobody leaves while others still need it
     result.steps = step_;
     result.loss = loss_;
-    result.adapter = (run_.path() / "adapter").string();
+    result.adapter = adapter.string();
     return result;
   }
 
@@ -253,8 +346,10 @@ class Trainer {
   double gradients() {
     for (const Parameter& p : adapted_.parameters) p.value.mutable_grad().reset();
     const auto tokens = static_cast<double>(recipe_.batch * recipe_.context);
+    const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * layout_.sequence.rank();
+    const std::int64_t stride = recipe_.micro_batch * layout_.teams;
     double sum = 0;
-    for (std::int64_t begin = 0; begin < recipe_.batch; begin += recipe_.micro_batch) {
+    for (std::int64_t begin = recipe_.micro_batch * layout_.team; begin < recipe_.batch; begin += stride) {
       check_interrupted();
       std::vector<TokenIds> rows;
       rows.reserve(static_cast<std::size_t>(recipe_.micro_batch));
@@ -263,44 +358,69 @@ class Trainer {
       }
       const at::Tensor all = as_tensor(rows);
       ForwardInput in;
-      in.tokens = all.narrow(1, 0, recipe_.context);
+      in.tokens = all.narrow(1, first, own);
       in.training = Training{recipe_.checkpointing, seed_of(recipe_.seed, step_, begin)};
-      const at::Tensor hidden = adapted_.model.forward(in).last.flatten(0, 1);  // [R N, hidden]
-      const at::Tensor loss =
-          loss_sum(adapted_.model, hidden, all.narrow(1, 1, recipe_.context).flatten(), in.training) / tokens;
+      at::Tensor loss;
+      {
+        const trace::Span span("forward");
+        const at::Tensor hidden = adapted_.model.forward(in).last.flatten(0, 1);  // [R N, hidden]
+        loss = loss_sum(adapted_.model, hidden, all.narrow(1, first + 1, own).flatten(), in.training) / tokens;
+      }
+      const trace::Span span("backward");
+      if (begin + stride >= recipe_.batch) exchange_.exchange_in_backward(loss);
       loss.backward();
       sum += loss.item<double>();
     }
-    return sum;
+    return summed(sum, true);
+  }
+
+  // Over all ranks; and whether one of them is to stop.
+  double summed(double value, bool ask_to_stop) {
+    if (world_.size() == 1) return value;
+    const at::Tensor both = at::tensor({value, ask_to_stop && interrupted() ? 1.0 : 0.0}, at::kDouble);
+    layout_.gradients.sum(both).wait();
+    if (ask_to_stop) stop_ = both[1].item<double>() > 0;
+    return both[0].item<double>();
+  }
+
+  std::uint64_t bytes_sent() const {
+    return layout_.gradients.bytes_sent() + layout_.base.bytes_sent() + layout_.sequence.bytes_sent();
   }
 
   double guarded_norm() {
     const double norm = optimizer_.clip(recipe_.optimizer.clip);
     if (std::isfinite(loss_) && std::isfinite(norm)) return norm;
-    const auto last = run_.latest();
+    const auto last = run_ ? run_->latest() : std::nullopt;
     fail("train", "step {}: {} is not a number any more; the last good checkpoint is {}. Try a smaller optimizer.lr.",
          step_ + 1, first_bad(adapted_.parameters, base_), last ? last->folder.string() : "none yet");
   }
 
-  double evaluate() const {
+  double evaluate() {
     const c10::NoGradGuard evaluation;
+    const trace::Span span("evaluation");
+    const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * layout_.sequence.rank();
     const std::int64_t all = batches_.held_out();
     const std::int64_t count = recipe_.eval_windows > 0 ? std::min(recipe_.eval_windows, all) : all;
     double sum = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const at::Tensor row = as_tensor({batches_.held_out_window(i)});
+    // All ranks run the model equally often, because they gather its weights together.
+    for (std::int64_t round = 0; round < count; round += layout_.teams) {
+      const std::int64_t i = round + layout_.team;
+      const at::Tensor row = as_tensor({batches_.held_out_window(std::min(i, count - 1))});
       ForwardInput in;
-      in.tokens = row.narrow(1, 0, recipe_.context);
+      in.tokens = row.narrow(1, first, own);
       const at::Tensor hidden = adapted_.model.forward(in).last[0];
-      sum += token_losses(adapted_.model, hidden, row[0].narrow(0, 1, recipe_.context)).mean().item<double>();
+      const at::Tensor losses = token_losses(adapted_.model, hidden, row[0].narrow(0, first + 1, own));
+      if (i < count) sum += losses.mean().item<double>();
     }
-    return sum / static_cast<double>(std::max<std::int64_t>(1, count));
+    return summed(sum, false) / static_cast<double>(std::max<std::int64_t>(1, count) * recipe_.sequence_parallel);
   }
 
   void save() {
-    run_.save(step_, recipe_.keep, [&](const fs::path& folder) {
+    const std::map<std::string, at::Tensor> optimizer = optimizer_.state();
+    if (!run_) return;
+    run_->save(step_, recipe_.keep, [&](const fs::path& folder) {
       write_adapter_files(adapted_, folder, base_.path);
-      save_safetensors(folder / "optimizer.safetensors", optimizer_.state(), false);
+      save_safetensors(folder / "optimizer.safetensors", optimizer, false);
       OutputFile state(folder / "state.json");
       batches_.skip(step_ * recipe_.batch - batches_.position());
       const Json json{{"step", step_},
@@ -314,17 +434,22 @@ class Trainer {
     });
   }
 
+  // Rank 0 reads the last checkpoint; the others need no access to it.
   void resume() {
-    const auto last = run_.latest();
-    if (!last) return;
-    restore_parameters(adapted_, base_.weights, last->folder);
-    StoredTensors stored;
-    map_safetensors(last->folder / "optimizer.safetensors", stored);
+    const auto last = run_ ? run_->latest() : std::nullopt;
+    const fs::path file = last ? last->folder / "state.json" : fs::path();
+    const std::string text = world_.announce(last ? read_text(file) : "");
+    if (text.empty()) return;
     std::map<std::string, at::Tensor> state;
-    for (const auto& [name, tensor] : stored) state[name] = tensor_from(tensor);
-    optimizer_.restore(state);
-    const fs::path file = last->folder / "state.json";
-    const Json json = parse_json(read_text(file), "train", file.string());
+    if (last) {
+      restore_parameters(adapted_, base_.weights, last->folder);
+      StoredTensors stored;
+      map_safetensors(last->folder / "optimizer.safetensors", stored);
+      for (const auto& [name, tensor] : stored) state[name] = tensor_from(tensor);
+    }
+    for (const Parameter& p : adapted_.parameters) layout_.gradients.broadcast(p.value.detach()).wait();
+    optimizer_.restore(state, layout_.gradients);
+    const Json json = parse_json(text, "train", file.string());
     step_ = json.at("step").get<std::int64_t>();
     loss_ = json.value("loss", 0.0);
     evaluated_ = json.value("evaluated", step_);
@@ -333,22 +458,28 @@ class Trainer {
     batches_.restore(json.at("data"));
   }
 
+  World& world_;
   Recipe recipe_;
   BaseModel base_;
   Batches batches_;
   AdaptedModel adapted_;
+  Layout layout_;
   AdamW optimizer_;
-  RunFolder run_;
+  DataParallel exchange_;
+  std::optional<RunFolder> run_;  // rank 0's
   Schedule schedule_;
   SpikeWatch spikes_;
   std::int64_t step_ = 0;
   std::int64_t evaluated_ = 0;  // the last step that was, if any is
   std::int64_t metrics_bytes_ = 0, events_bytes_ = 0;
   double loss_ = 0;
+  bool stop_ = false;  // a rank was asked to end
 };
 
 }  // namespace
 
-TrainResult train(const Recipe& recipe, const std::string& version) { return Trainer(recipe, version).run(); }
+TrainResult train(const Recipe& recipe, const std::string& version, World& world) {
+  return Trainer(recipe, version, world).run();
+}
 
 }  // namespace tapetune

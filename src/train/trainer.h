@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "distributed/world.h"
 #include "recipe/recipe.h"
 
 namespace tapetune {
@@ -17,7 +18,8 @@ struct TrainResult {
 };
 
 // Trains until the recipe's last step. Ctrl-C and SIGTERM save and throw Interrupted; a loss or gradient that is no
-// number stops with an Error that names it, and the last checkpoint stays.
-TrainResult train(const Recipe& recipe, const std::string& version);
+// number stops with an Error that names it, and the last checkpoint stays. All ranks of the world call it; rank 0 alone
+// reads and writes the run folder.
+TrainResult train(const Recipe& recipe, const std::string& version, World& world);
 
 }  // namespace tapetune

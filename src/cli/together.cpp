@@ -1,0 +1,62 @@
+#include "cli/together.h"
+
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/ending.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "core/trace.h"
+
+namespace tapetune::cli {
+
+namespace {
+
+void write_trace(World& world, const std::string& path) {
+  const std::vector<std::string> all = world.collect(trace::events(world.rank()).dump());
+  if (!world.leads()) return;
+  Json events = Json::array();
+  for (const std::string& text : all) {
+    for (Json& event : Json::parse(text)) events.push_back(std::move(event));
+  }
+  WholeFile file(path, true);
+  file.write(Json{{"traceEvents", std::move(events)}}.dump() + "\n");
+  file.commit();
+}
+
+}  // namespace
+
+void add_together(CLI::App& verb, TogetherOptions& options) {
+  verb.add_option("--timeout", options.timeout,
+                  "Seconds that ranks wait for each other, at the start and in a step (default: 600)")
+      ->check(CLI::PositiveNumber);
+  verb.add_option("--trace", options.trace, "Where the time goes, as a file for chrome://tracing or Perfetto");
+}
+
+void together(const TogetherOptions& options, const std::function<void(World& world)>& work) {
+  const Seat seat = seat_from_environment();
+  if (seat.rank != 0) set_quiet(true);
+  if (!options.trace.empty()) trace::begin();
+  World world(seat, std::chrono::seconds(options.timeout));
+  if (world.size() == 1) {
+    work(world);
+    if (!options.trace.empty()) write_trace(world, options.trace);
+    return;
+  }
+  try {
+    work(world);
+    if (!options.trace.empty()) write_trace(world, options.trace);
+  } catch (...) {
+    const Ending end = ending(std::current_exception());
+    const std::string text = end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text);
+    if (!text.empty()) fmt::print(stderr, "{}\n", text);
+    std::fflush(stdout);
+    std::fflush(stderr);
+    // Connections to ranks that are gone would be waited for on the way out.
+    std::_Exit(end.code);
+  }
+}
+
+}  // namespace tapetune::cli

@@ -1,0 +1,26 @@
+// A verb that several processes carry out together, where a launcher started them.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "distributed/world.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tapetune::cli {
+
+struct TogetherOptions {
+  int timeout = 600;  // seconds
+  std::string trace;
+};
+
+void add_together(CLI::App& verb, TogetherOptions& options);
+
+// Calls `work` with the ranks that a launcher has started, or with this process alone. Only rank 0 speaks; where the
+// work ends early, it says who is at fault, and all end.
+void together(const TogetherOptions& options, const std::function<void(World& world)>& work);
+
+}  // namespace tapetune::cli

@@ -1,0 +1,368 @@
+#include "distributed/world.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <atomic>
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "distributed/gloo.h"
+#ifdef TAPETUNE_CUDA
+#include "distributed/nccl.h"
+#endif
+
+namespace tapetune {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+constexpr seconds beat_every{1};
+// A rank whose heart has not beaten for so long while others' did is stopped, killed or cut off.
+constexpr seconds silence{4};
+// Longer than any answer of a store that is there.
+constexpr seconds patience{15};
+
+std::string here() {
+  std::string name(256, '\0');
+  ::gethostname(name.data(), name.size() - 1);
+  name.resize(name.find('\0'));
+  return name;
+}
+
+// The address under which this machine reaches another, and so is reached by it.
+std::string own_address(const std::string& towards, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  std::string address = towards;
+  if (::getaddrinfo(towards.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return address;
+  const int socket = ::socket(found->ai_family, SOCK_DGRAM, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  char text[NI_MAXHOST];
+  // Nothing is sent: connecting only asks the routing table.
+  if (socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
+      ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+    address = text;
+  }
+  if (socket >= 0) ::close(socket);
+  ::freeaddrinfo(found);
+  return address;
+}
+
+std::string listed(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+Store open_store(const Seat& seat, seconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(seat.port);
+  options.isServer = seat.rank == 0 && !seat.served;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::PrefixStore>("tapetune/" + seat.attempt,
+                                                  c10::make_intrusive<c10d::TCPStore>(seat.address, options));
+  } catch (const std::exception& error) {
+    if (options.isServer) {
+      fail("launch",
+           "port {} of this machine cannot be opened, because another process has it or it is not allowed; set "
+           "MASTER_PORT to a free one.",
+           seat.port);
+    }
+    fail("launch",
+         "rank {} could not reach {}:{} within {} s; check MASTER_ADDR and MASTER_PORT, that rank 0 has started there, "
+         "and that no firewall stands between.",
+         seat.rank, seat.address, seat.port, timeout.count());
+  }
+}
+
+std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
+
+std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+}  // namespace
+
+struct World::Meeting {
+  Store store;
+  Store beats;  // a connection of its own: a beat never waits for what the training thread asks
+  seconds timeout;
+  at::Device device;
+  std::string address;
+  std::vector<Group> groups;
+  std::vector<std::string> people;  // "host, process 123", by rank; on rank 0
+  std::atomic<std::int64_t> step = 0;
+  int talks = 0;  // counts what the ranks tell each other, for keys of their own
+  bool lost = false;
+
+  std::mutex guard;
+  std::condition_variable ended;
+  bool ending = false;
+  std::thread heart;
+
+  Meeting(Store given, seconds time, at::Device where) : store(std::move(given)), timeout(time), device(where) {}
+  ~Meeting() {
+    {
+      const std::lock_guard lock(guard);
+      ending = true;
+    }
+    ended.notify_all();
+    if (heart.joinable()) heart.join();
+  }
+
+  void beat(int rank) {
+    heart = std::thread([this, rank] {
+      std::unique_lock lock(guard);
+      for (std::int64_t n = 0; !ending; ++n) {
+        lock.unlock();
+        try {
+          beats->set(fmt::format("beat/{}", rank), fmt::format("{} {}", n, step.load()));
+        } catch (const std::exception&) {
+          return;  // the store is gone, and with it whoever would listen
+        }
+        lock.lock();
+        ended.wait_for(lock, beat_every, [this] { return ending; });
+      }
+    });
+  }
+
+  [[noreturn]] void lose(const std::string& why) {
+    lost = true;
+    throw RankLost(why);
+  }
+
+  // Waits for another rank's word, unless a rank fails meanwhile.
+  std::string get(const std::string& key, int ranks) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    try {
+      while (std::chrono::steady_clock::now() < deadline) {
+        try {
+          store->wait({key}, beat_every);
+          return text_of(store->get(key));
+        } catch (const c10::DistStoreError&) {
+          for (int r = 0; r < ranks; ++r) {
+            if (store->check({failed_key(r)})) lose("a rank failed");
+          }
+        }
+      }
+    } catch (const c10::Error& error) {
+      lose(error.what_without_backtrace());
+    }
+    lose(fmt::format("no word for {} s", timeout.count()));
+  }
+
+  std::string person(int rank) const {
+    return static_cast<std::size_t>(rank) < people.size() ? people[static_cast<std::size_t>(rank)] : "unknown";
+  }
+};
+
+World::World() = default;
+World::~World() = default;
+
+World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat) {
+  if (seat.ranks == 1) return;
+  meeting_ = std::make_unique<Meeting>(open_store(seat, timeout), timeout, device);
+  Meeting& m = *meeting_;
+  m.store->setTimeout(timeout);
+  m.address = own_address(seat.address, seat.port);
+  m.store->set(fmt::format("here/{}", rank()), fmt::format("{}, process {}", here(), ::getpid()));
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  if (!leads()) {
+    try {
+      // Rank 0 gives up first, and says why.
+      m.store->wait({"all here"}, timeout + patience);
+    } catch (const std::exception&) {
+      fail("launch", "rank {}: not all {} ranks came within {} s; see rank 0's message.", rank(), size(),
+           timeout.count());
+    }
+  } else {
+    std::vector<int> missing;
+    do {
+      missing.clear();
+      for (int r = 0; r < size(); ++r) {
+        if (!m.store->check({fmt::format("here/{}", r)})) missing.push_back(r);
+      }
+      if (!missing.empty()) std::this_thread::sleep_for(milliseconds(50));
+    } while (!missing.empty() && std::chrono::steady_clock::now() < deadline);
+    if (!missing.empty()) {
+      fail("launch",
+           "{} of {} did not come to {}:{} within {} s; start as many processes as WORLD_SIZE says, and look for "
+           "messages on their machines.",
+           listed(missing), size(), seat.address, seat.port, timeout.count());
+    }
+    for (int r = 0; r < size(); ++r) m.people.push_back(text_of(m.store->get(fmt::format("here/{}", r))));
+    m.store->set("all here", std::string("yes"));
+  }
+  m.beats = m.store->clone();
+  m.beat(rank());
+}
+
+Group World::group(const std::string& name, int number) {
+  if (!meeting_) return {};
+  Meeting& m = *meeting_;
+  // Everyone's number tells who belongs together, in the order of ranks.
+  const std::string key = fmt::format("group/{}/", m.talks++);
+  m.store->set(key + std::to_string(rank()), std::to_string(number));
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r) {
+    if (m.get(key + std::to_string(r), size()) == std::to_string(number)) members.push_back(r);
+  }
+  if (members.size() == 1) return {};
+  const auto own = std::find(members.begin(), members.end(), rank()) - members.begin();
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}", key, number), m.store);
+  const int count = static_cast<int>(members.size());
+  try {
+#ifdef TAPETUNE_CUDA
+    if (m.device.is_cuda()) {
+      m.groups.emplace_back(name, connect_nccl(store, static_cast<int>(own), count, m.device, m.timeout), at::kCUDA);
+      return m.groups.back();
+    }
+#endif
+    m.groups.emplace_back(name, connect_gloo(store, static_cast<int>(own), count, m.address, m.timeout), at::kCPU);
+  } catch (const std::exception& error) {
+    m.lose(fmt::format("the ranks could not connect to each other: {}", error.what()));
+  }
+  return m.groups.back();
+}
+
+std::vector<std::string> World::collect(const std::string& text) {
+  if (!meeting_) return {text};
+  Meeting& m = *meeting_;
+  const int talk = m.talks++;
+  m.store->set(fmt::format("say/{}/{}", talk, rank()), text);
+  std::vector<std::string> all;
+  for (int r = 0; leads() && r < size(); ++r) all.push_back(m.get(fmt::format("say/{}/{}", talk, r), size()));
+  return all;
+}
+
+std::string World::announce(const std::string& text) {
+  if (!meeting_) return text;
+  Meeting& m = *meeting_;
+  const std::string key = fmt::format("announce/{}", m.talks++);
+  if (leads()) m.store->set(key, text);
+  return m.get(key, size());
+}
+
+void World::require_same(const std::string& what, const std::string& value, const std::string& remedy) {
+  if (!meeting_) return;
+  const std::vector<std::string> all = collect(value);
+  std::string verdict;
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    // The first line that differs says more than two long texts.
+    std::size_t begin = 0, at = 0;
+    while (at < all[0].size() && at < all[r].size() && all[0][at] == all[r][at]) {
+      if (all[0][at++] == '\n') begin = at;
+    }
+    const auto line = [&](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
+    verdict = fmt::format("rank {} ({}) has {} other than rank 0's: {} there, {} here; {}.", r,
+                          meeting_->person(static_cast<int>(r)), what, line(all[r]), line(all[0]), remedy);
+    break;
+  }
+  verdict = announce(verdict);
+  if (!verdict.empty()) throw_error("launch", verdict);
+}
+
+void World::begin_step(std::int64_t step) {
+  if (meeting_) meeting_->step = step;
+}
+
+namespace {
+
+struct Beat {
+  std::int64_t count = -1, step = 0;
+};
+
+std::vector<Beat> read_beats(const Store& store, int ranks) {
+  std::vector<Beat> all(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    const std::string key = fmt::format("beat/{}", r);
+    if (!store->check({key})) continue;
+    const std::string text = text_of(store->get(key));
+    const auto space = text.find(' ');
+    all[static_cast<std::size_t>(r)] = {std::stoll(text.substr(0, space)), std::stoll(text.substr(space))};
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string World::explain(const std::string& error) {
+  if (!meeting_) return error;
+  Meeting& m = *meeting_;
+  bool lost = m.lost;
+  for (const Group& group : m.groups) lost = lost || group.lost();
+  const auto store = m.store;
+  const int ranks = size(), own = rank();
+  const std::vector<std::string> people = m.people;
+  // In a thread of its own, because the store may be beyond a link that is cut and never answer.
+  auto asked = std::make_shared<std::promise<std::string>>();
+  auto answer = asked->get_future();
+  std::thread([=] {
+    try {
+      if (!lost) {
+        store->set(failed_key(own), error);
+        return asked->set_value(own == 0 ? error : "");
+      }
+      if (own != 0) {
+        // Rank 0 looks who it was; that this rank lives is seen from its beats.
+        std::this_thread::sleep_for(silence + 2 * beat_every);
+        return asked->set_value("");
+      }
+      const auto before = read_beats(store, ranks);
+      const auto until = std::chrono::steady_clock::now() + silence;
+      while (std::chrono::steady_clock::now() < until) {
+        for (int r = 1; r < ranks; ++r) {
+          if (!store->check({failed_key(r)})) continue;
+          const std::string why = text_of(store->get(failed_key(r)));
+          return asked->set_value(
+              fmt::format("[ranks] rank {} ({}) failed: {}", r, people[static_cast<std::size_t>(r)], why));
+        }
+        std::this_thread::sleep_for(milliseconds(100));
+      }
+      const auto after = read_beats(store, ranks);
+      int slowest = -1;
+      for (int r = 1; r < ranks; ++r) {
+        const auto rank = static_cast<std::size_t>(r);
+        if (after[rank].count == before[rank].count) {
+          return asked->set_value(fmt::format(
+              "[ranks] rank {} ({}) is not heard of any more, last at step {}: it was killed, stopped or cut off; "
+              "look at that machine (its memory, its network). The same command goes on from the last "
+              "checkpoint.",
+              r, people[rank], after[rank].step));
+        }
+        if (slowest < 0 || after[rank].step < after[static_cast<std::size_t>(slowest)].step) slowest = r;
+      }
+      const auto rank = static_cast<std::size_t>(slowest);
+      asked->set_value(fmt::format(
+          "[ranks] the ranks waited for each other in vain: {} ({}) is the last, at step {}; raise --timeout if it "
+          "is only slow. The same command goes on from the last checkpoint. ({})",
+          listed({slowest}), people[rank], after[rank].step, error));
+    } catch (const std::exception&) {
+      asked->set_value(
+          own == 1 ? "[ranks] rank 0, where all meet, is not heard of any more: it was killed or cut off; the same "
+                     "command goes on from the last checkpoint."
+                   : "");
+    }
+  }).detach();
+  if (answer.wait_for(patience) != std::future_status::ready) {
+    return fmt::format(
+        "[ranks] rank {}: rank 0, where all meet, does not answer any more; the network is cut. The same command "
+        "goes on from the last checkpoint.",
+        own);
+  }
+  return answer.get();
+}
+
+}  // namespace tapetune

@@ -1,0 +1,51 @@
+// All processes that train together: how they meet, that they mean the same, and who was lost when one is.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distributed/group.h"
+#include "distributed/seat.h"
+
+namespace tapetune {
+
+class World {
+ public:
+  World();  // this process alone
+  // Meets the others; fails after `timeout` naming those who did not come. The same time is how long an exchange may
+  // take.
+  World(const Seat& seat, std::chrono::seconds timeout, at::Device device = at::kCPU);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int rank() const { return seat_.rank; }
+  int size() const { return seat_.ranks; }
+  bool leads() const { return seat_.rank == 0; }
+
+  // Of the ranks that give the same number; all call it, in the same order.
+  Group group(const std::string& name, int number = 0);
+
+  // Fails on all ranks where one has another value than rank 0, and names it. `what` reads "the recipe".
+  void require_same(const std::string& what, const std::string& value, const std::string& remedy);
+  // What each rank says, on rank 0; nothing elsewhere.
+  std::vector<std::string> collect(const std::string& text);
+  // What rank 0 says.
+  std::string announce(const std::string& text);
+
+  // For messages about a rank that falls behind.
+  void begin_step(std::int64_t step);
+
+  // What to tell the user of an error that ended this rank: on rank 0 one line that names the rank at fault and what to
+  // do. Empty: rank 0 tells it. The others learn of it too.
+  std::string explain(const std::string& error);
+
+ private:
+  struct Meeting;
+  Seat seat_;
+  std::unique_ptr<Meeting> meeting_;  // null: alone
+};
+
+}  // namespace tapetune

@@ -1,0 +1,247 @@
+// Several ranks compute what one does: for every method, shared in every way; and a run may go on with other numbers of
+// them. Real processes over real connections, on this machine.
+#include <cstdlib>
+#include <random>
+
+#include "catch.h"
+#include "checkpoint/writer.h"
+#include "core/json.h"
+#include "data/token_file.h"
+#include "distributed/seat.h"
+#include "support.h"
+
+using namespace tapetune;
+using namespace tapetune::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Setup {
+  explicit Setup(const std::string& adapter) {
+    TokenFileInfo info;
+    info.vocabulary_hash = read_vocabulary(model.folder / "m").hash;
+    info.vocabulary_size = 61;
+    TokenFileWriter writer(data(), false, info);
+    std::mt19937 random(4);
+    for (int i = 0; i < 4000; ++i) writer.append(random() % 58 + 3);
+    writer.end_document();
+    writer.commit();
+    write_file(recipe(),
+               fmt::format("model: {}\ndata: {}\ncontext: 16\n{}steps: 20\nbatch: 8\nmicro_batch: 1\n"
+                           "optimizer: {{lr: 1.0e-3}}\nsave_every: 0\nheld_out: 0.05\neval_every: 10\neval_windows: 5\n"
+                           "dtype: f32\ncheckpointing: full\n",
+                           model.path(), data(), adapter));
+  }
+  std::string data() const { return (model.folder / "data.tokens").string(); }
+  std::string recipe() const { return (model.folder / "recipe.yaml").string(); }
+  fs::path folder(const std::string& name) const { return model.folder / name; }
+
+  RunResult train(int ranks, const std::string& name, std::vector<std::string> words = {}) const {
+    words.insert(words.begin(), {"train", recipe(), "run=" + folder(name).string(), "--timeout", "60"});
+    if (ranks > 1) words.insert(words.begin(), {"launch", "--nproc", std::to_string(ranks), "--"});
+    return run(words);
+  }
+  TinyModel model;
+};
+
+std::vector<Json> metrics(const fs::path& run) {
+  std::vector<Json> lines;
+  std::istringstream text(read_file(run / "metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+// Losses to 1e-5, and what was trained to what 20 steps of AdamW make of rounding.
+void same_result(const fs::path& run, const fs::path& alone) {
+  const std::vector<Json> mine = metrics(run), expected = metrics(alone);
+  REQUIRE(mine.size() == expected.size());
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    for (const char* key : {"loss", "eval_loss"}) {
+      if (!expected[i].contains(key)) continue;
+      INFO(expected[i].dump() << " alone, " << mine[i].dump());
+      CHECK(std::abs(mine[i].at(key).get<double>() - expected[i].at(key).get<double>()) < 1e-5);
+    }
+  }
+  const auto tensors = load_tensors(run / "adapter/adapter_model.safetensors");
+  for (const auto& [name, value] : load_tensors(alone / "adapter/adapter_model.safetensors")) {
+    INFO(name);
+    CHECK(largest_difference(value, tensors.at(name)) < 1e-4);
+  }
+}
+
+const std::vector<std::pair<std::string, std::string>> methods{
+    {"lora", "adapter: {method: lora, rank: 4}\ntrain_also: [embeddings, norms]\n"},
+    {"longlora", "adapter: {method: longlora, rank: 4, group: 4}\ntrain_also: [embeddings, norms]\n"},
+    {"theta-scaling", "adapter: {method: theta-scaling, rank: 4}\n"},
+    {"tape", "adapter: {method: tape, rank: 4}\n"}};
+
+}  // namespace
+
+TEST_CASE("ranks: every method gives on several what it gives on one") {
+  struct Layout {
+    int ranks;
+    std::vector<std::string> words;
+  };
+  const std::vector<Layout> layouts{{2, {}},
+                                    {2, {"micro_batch=2", "checkpointing=off"}},
+                                    {4, {"shard=base"}},
+                                    {2, {"sequence_parallel=2", "checkpointing=selective"}},
+                                    {4, {"shard=base", "sequence_parallel=2"}}};
+  for (const auto& [name, adapter] : methods) {
+    const Setup setup(adapter);
+    REQUIRE(setup.train(1, "alone").exit == 0);
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      INFO(name << " on " << layouts[i].ranks << " ranks, " << fmt::format("{}", fmt::join(layouts[i].words, " ")));
+      const std::string run = fmt::format("run{}", i);
+      const RunResult result = setup.train(layouts[i].ranks, run, layouts[i].words);
+      INFO(result.err);
+      REQUIRE(result.exit == 0);
+      same_result(setup.folder(run), setup.folder("alone"));
+    }
+  }
+}
+
+TEST_CASE("ranks: all weights train, and the optimiser's state is shared") {
+  const Setup setup("adapter: {method: full}\n");
+  REQUIRE(setup.train(1, "alone").exit == 0);
+  REQUIRE(setup.train(4, "shared", {"shard=base"}).exit == 0);
+  same_result(setup.folder("shared"), setup.folder("alone"));
+}
+
+TEST_CASE("ranks: more of them than key and value heads share a sequence") {
+  const Setup setup("adapter: {method: tape, rank: 4}\n");
+  REQUIRE(setup.train(1, "alone", {"steps=5"}).exit == 0);
+  REQUIRE(setup.train(4, "spread", {"steps=5", "sequence_parallel=4"}).exit == 0);
+  same_result(setup.folder("spread"), setup.folder("alone"));
+}
+
+TEST_CASE("ranks: dropout leaves out the same inputs") {
+  const Setup setup("adapter: {method: lora, rank: 4, dropout: 0.3}\n");
+  REQUIRE(setup.train(1, "alone", {"steps=5"}).exit == 0);
+  REQUIRE(setup.train(4, "spread", {"steps=5", "sequence_parallel=2"}).exit == 0);
+  same_result(setup.folder("spread"), setup.folder("alone"));
+}
+
+TEST_CASE("ranks: a run goes on with another number of them") {
+  for (const auto& [name, adapter] : methods) {
+    if (name != "lora" && name != "tape") continue;
+    INFO(name);
+    const Setup setup(adapter);
+    REQUIRE(setup.train(1, "alone").exit == 0);
+    REQUIRE(setup.train(2, "run", {"steps=7", "shard=base", "eval_every=0"}).exit == 0);
+    REQUIRE(setup.train(4, "run", {"steps=10", "sequence_parallel=2"}).exit == 0);
+    REQUIRE(setup.train(1, "run", {"steps=14", "eval_every=0"}).exit == 0);
+    REQUIRE(setup.train(4, "run", {"shard=base"}).exit == 0);
+    same_result(setup.folder("run"), setup.folder("alone"));
+  }
+}
+
+TEST_CASE("ranks: bytes are those of the formulas, and none while gradients accumulate") {
+  const Setup setup("adapter: {method: lora, rank: 4}\n");
+  const auto sent = [&](int ranks, const std::string& name, const std::vector<std::string>& words) {
+    REQUIRE(setup.train(ranks, name, words).exit == 0);
+    return metrics(setup.folder(name)).at(1).at("sent_bytes").get<std::int64_t>();
+  };
+  std::int64_t trained = 0;
+  REQUIRE(setup.train(1, "alone", {"steps=1", "eval_every=0"}).exit == 0);
+  for (const auto& [name, value] : load_tensors(setup.folder("alone") / "adapter/adapter_model.safetensors")) {
+    trained += value.numel() * 4;
+  }
+  const std::int64_t loss = 16;  // the loss and the wish to stop
+  // A sum over R ranks sends 2 (R - 1) / R of its bytes, and each bucket's share is rounded down to whole bytes.
+  CHECK(sent(2, "two", {"steps=2", "eval_every=0"}) == trained + loss);
+  CHECK(sent(4, "four", {"steps=2", "eval_every=0"}) == (trained + loss) * 3 / 2);
+  // Eight sequences a step are four backward passes a rank, or one: as many bytes.
+  CHECK(sent(2, "at once", {"steps=2", "eval_every=0", "micro_batch=4"}) == trained + loss);
+
+  // Ulysses: queries, keys and values go and values come back, of half the sequence and half of which stays; forward,
+  // again for the gradients, and backward.
+  const std::int64_t layers = 2, heads = 4, kv_heads = 2, width = 16, tokens = 16, batch = 8;
+  const std::int64_t exchanged = batch * (tokens / 2) * width * 4 * (heads + 2 * kv_heads + heads) / 2 * layers * 3;
+  CHECK(sent(2, "spread", {"steps=2", "eval_every=0", "sequence_parallel=2"}) == trained + loss + exchanged);
+}
+
+TEST_CASE("ranks: settings that cannot be shared are refused on rank 0 alone") {
+  const Setup setup("adapter: {method: lora, rank: 4}\n");
+  const auto refused = [&](int ranks, const std::vector<std::string>& words, const std::string& text) {
+    const RunResult result = setup.train(ranks, "run", words);
+    INFO(result.err);
+    CHECK(result.exit == 1);
+    CHECK_THAT(result.err, Catch::Contains(text));
+    CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
+  };
+  refused(3, {}, "[train] a batch of 8 in micro-batches of 1 cannot be shared by 3 ranks");
+  refused(2, {"sequence_parallel=4"}, "[train] sequence_parallel 4 does not divide the 2 ranks");
+  refused(3, {"sequence_parallel=3", "batch=9", "micro_batch=9", "context=24"}, "does not divide the model's 4 heads");
+  refused(2, {"sequence_parallel=2", "context=15"}, "sequence_parallel 2 does not divide a context of 15");
+  refused(2, {"shard=base", "checkpointing=off"}, "set checkpointing: full or selective");
+  refused(2, {"model=nowhere"}, "nowhere");
+}
+
+TEST_CASE("ranks: a launcher's environment says who is who") {
+  const std::vector<const char*> known{"RANK",
+                                       "WORLD_SIZE",
+                                       "LOCAL_RANK",
+                                       "MASTER_ADDR",
+                                       "MASTER_PORT",
+                                       "OMPI_COMM_WORLD_RANK",
+                                       "OMPI_COMM_WORLD_SIZE",
+                                       "OMPI_COMM_WORLD_LOCAL_RANK",
+                                       "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                       "PMI_RANK",
+                                       "PMI_SIZE",
+                                       "MPI_LOCALRANKID",
+                                       "SLURM_PROCID",
+                                       "SLURM_NTASKS",
+                                       "SLURM_LOCALID",
+                                       "SLURM_JOB_ID",
+                                       "SLURM_STEP_NODELIST",
+                                       "SLURM_JOB_NODELIST",
+                                       "TORCHELASTIC_USE_AGENT_STORE"};
+  const auto seat = [&](const std::vector<std::pair<const char*, const char*>>& variables) {
+    for (const char* name : known) ::unsetenv(name);
+    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+    const auto clean = [&] {
+      for (const char* name : known) ::unsetenv(name);
+    };
+    try {
+      const Seat found = seat_from_environment();
+      clean();
+      return found;
+    } catch (...) {
+      clean();
+      throw;
+    }
+  };
+  CHECK(seat({}).ranks == 1);
+  const Seat torchrun = seat({{"RANK", "3"},
+                              {"WORLD_SIZE", "8"},
+                              {"LOCAL_RANK", "1"},
+                              {"MASTER_ADDR", "a.b"},
+                              {"MASTER_PORT", "1234"},
+                              {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  CHECK((torchrun.rank == 3 && torchrun.ranks == 8 && torchrun.local_rank == 1 && torchrun.served));
+  CHECK((torchrun.address == "a.b" && torchrun.port == 1234));
+  const Seat mpirun = seat({{"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "2"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  CHECK((mpirun.rank == 1 && mpirun.ranks == 2 && mpirun.address == "127.0.0.1" && !mpirun.served));
+  const Seat srun = seat({{"SLURM_PROCID", "5"},
+                          {"SLURM_NTASKS", "16"},
+                          {"SLURM_LOCALID", "5"},
+                          {"SLURM_JOB_ID", "4711"},
+                          {"SLURM_JOB_NODELIST", "node[03-04,9],other"}});
+  CHECK((srun.rank == 5 && srun.ranks == 16 && srun.local_rank == 5 && srun.address == "node03" && srun.port == 30211));
+  CHECK(seat({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a1,b[1-2]"}}).address == "a1");
+  CHECK(seat({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).ranks == 4);
+
+  CHECK_THROWS_WITH(seat({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), Catch::Contains("RANK is 2"));
+  CHECK_THROWS_WITH(seat({{"RANK", "0"}}), Catch::Contains("RANK and WORLD_SIZE belong together"));
+  CHECK_THROWS_WITH(seat({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), Catch::Contains("RANK is x"));
+  CHECK_THROWS_WITH(seat({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}),
+                    Catch::Contains("MASTER_PORT"));
+  CHECK_THROWS_WITH(
+      seat({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+      Catch::Contains("MASTER_ADDR is not set"));
+}
