@@ -30,6 +30,7 @@ pid_t start(const std::vector<std::string>& command, int rank, int ranks, int po
   if (child != 0) return child;
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // a rank does not outlive the launcher
   if (::getppid() != parent) ::_exit(bad_input);
+  ::setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on: a second one would end a rank at once
   const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
   set("RANK", std::to_string(rank));
   set("LOCAL_RANK", std::to_string(rank));

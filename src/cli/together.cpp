@@ -54,6 +54,7 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
     if (!text.empty()) fmt::print(stderr, "{}\n", text);
     std::fflush(stdout);
     std::fflush(stderr);
+    if (end.code != resumable) world.part();
     // Connections to ranks that are gone would be waited for on the way out.
     std::_Exit(end.code);
   }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <csignal>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -90,6 +91,8 @@ Store open_store(const Seat& seat, seconds timeout) {
 
 std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
 
+std::string heard_key(int rank) { return fmt::format("heard/{}", rank); }
+
 std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 }  // namespace
@@ -167,11 +170,23 @@ struct World::Meeting {
   }
 };
 
+namespace {
+
+// LibTorch would write pages about every connection that breaks; what of it people need, explain() says in a line.
+void hush_libtorch() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
+}
+
+}  // namespace
+
 World::World() = default;
 World::~World() = default;
 
 World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat) {
   if (seat.ranks == 1) return;
+  hush_libtorch();
+  std::signal(SIGPIPE, SIG_IGN);  // a rank that is gone is an error of the exchange, not the end of this process
   meeting_ = std::make_unique<Meeting>(open_store(seat, timeout), timeout, device);
   Meeting& m = *meeting_;
   m.store->setTimeout(timeout);
@@ -296,6 +311,57 @@ std::vector<Beat> read_beats(const Store& store, int ranks) {
   return all;
 }
 
+// Rank 0 looks who it was: a rank that told its failure, one whose heart has stopped, or the last of them.
+std::string find_culprit(const Store& store, const std::vector<std::string>& people, const std::string& error) {
+  const int ranks = static_cast<int>(people.size());
+  const auto before = read_beats(store, ranks);
+  const auto until = std::chrono::steady_clock::now() + silence;
+  while (std::chrono::steady_clock::now() < until) {
+    for (int r = 1; r < ranks; ++r) {
+      if (!store->check({failed_key(r)})) continue;
+      const std::string why = text_of(store->get(failed_key(r)));
+      return fmt::format("[ranks] rank {} ({}) failed: {}", r, people[static_cast<std::size_t>(r)], why);
+    }
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  const auto after = read_beats(store, ranks);
+  std::size_t slowest = 1;
+  for (std::size_t r = 1; r < people.size(); ++r) {
+    if (after[r].count == before[r].count) {
+      store->set(heard_key(static_cast<int>(r)), std::string("no more"));
+      return fmt::format(
+          "[ranks] rank {} ({}) is not heard of any more, last at step {}: it was killed, stopped or cut off; look at "
+          "that machine (its memory, its network). The same command goes on from the last checkpoint.",
+          r, people[r], after[r].step);
+    }
+    if (after[r].step < after[slowest].step) slowest = r;
+  }
+  return fmt::format(
+      "[ranks] the ranks waited for each other in vain: rank {} ({}) is the last, at step {}; raise --timeout if it is "
+      "only slow. The same command goes on from the last checkpoint. ({})",
+      slowest, people[slowest], after[slowest].step, error);
+}
+
+// The others wait until rank 0 has told it. Throws where rank 0 is gone itself.
+void wait_until_told(const Store& store, int own) {
+  const auto until = std::chrono::steady_clock::now() + patience - beat_every;
+  while (!store->check({"told"}) && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+  store->set(heard_key(own), std::string("yes"));
+}
+
+// Rank 0 stays until the others know, because the store may end with it.
+void stay_until_heard(const Store& store, int ranks) {
+  store->set("told", std::string("yes"));
+  const auto until = std::chrono::steady_clock::now() + patience;
+  for (int r = 1; r < ranks; ++r) {
+    while (!store->check({heard_key(r)}) && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+  }
+}
+
 }  // namespace
 
 std::string World::explain(const std::string& error) {
@@ -303,52 +369,22 @@ std::string World::explain(const std::string& error) {
   Meeting& m = *meeting_;
   bool lost = m.lost;
   for (const Group& group : m.groups) lost = lost || group.lost();
-  const auto store = m.store;
-  const int ranks = size(), own = rank();
-  const std::vector<std::string> people = m.people;
-  // In a thread of its own, because the store may be beyond a link that is cut and never answer.
-  auto asked = std::make_shared<std::promise<std::string>>();
-  auto answer = asked->get_future();
-  std::thread([=] {
+  if (!lost) {
+    // Without a new thread, for which there may be no memory.
     try {
-      if (!lost) {
-        store->set(failed_key(own), error);
-        return asked->set_value(own == 0 ? error : "");
-      }
-      if (own != 0) {
-        // Rank 0 looks who it was; that this rank lives is seen from its beats.
-        std::this_thread::sleep_for(silence + 2 * beat_every);
-        return asked->set_value("");
-      }
-      const auto before = read_beats(store, ranks);
-      const auto until = std::chrono::steady_clock::now() + silence;
-      while (std::chrono::steady_clock::now() < until) {
-        for (int r = 1; r < ranks; ++r) {
-          if (!store->check({failed_key(r)})) continue;
-          const std::string why = text_of(store->get(failed_key(r)));
-          return asked->set_value(
-              fmt::format("[ranks] rank {} ({}) failed: {}", r, people[static_cast<std::size_t>(r)], why));
-        }
-        std::this_thread::sleep_for(milliseconds(100));
-      }
-      const auto after = read_beats(store, ranks);
-      int slowest = -1;
-      for (int r = 1; r < ranks; ++r) {
-        const auto rank = static_cast<std::size_t>(r);
-        if (after[rank].count == before[rank].count) {
-          return asked->set_value(fmt::format(
-              "[ranks] rank {} ({}) is not heard of any more, last at step {}: it was killed, stopped or cut off; "
-              "look at that machine (its memory, its network). The same command goes on from the last "
-              "checkpoint.",
-              r, people[rank], after[rank].step));
-        }
-        if (slowest < 0 || after[rank].step < after[static_cast<std::size_t>(slowest)].step) slowest = r;
-      }
-      const auto rank = static_cast<std::size_t>(slowest);
-      asked->set_value(fmt::format(
-          "[ranks] the ranks waited for each other in vain: {} ({}) is the last, at step {}; raise --timeout if it "
-          "is only slow. The same command goes on from the last checkpoint. ({})",
-          listed({slowest}), people[rank], after[rank].step, error));
+      m.store->set(failed_key(rank()), error);
+      m.store->set(heard_key(rank()), std::string("yes"));
+    } catch (const std::exception&) {  // nobody is there to read it
+    }
+    return leads() ? error : "";
+  }
+  // In a thread of its own, because the store may be beyond a link that is cut and never answer.
+  const auto asked = std::make_shared<std::promise<std::string>>();
+  auto answer = asked->get_future();
+  std::thread([asked, error, store = m.store, people = m.people, own = rank()] {
+    try {
+      if (own != 0) wait_until_told(store, own);
+      asked->set_value(own == 0 ? find_culprit(store, people, error) : "");
     } catch (const std::exception&) {
       asked->set_value(
           own == 1 ? "[ranks] rank 0, where all meet, is not heard of any more: it was killed or cut off; the same "
@@ -358,11 +394,15 @@ std::string World::explain(const std::string& error) {
   }).detach();
   if (answer.wait_for(patience) != std::future_status::ready) {
     return fmt::format(
-        "[ranks] rank {}: rank 0, where all meet, does not answer any more; the network is cut. The same command "
-        "goes on from the last checkpoint.",
-        own);
+        "[ranks] rank {}: rank 0, where all meet, does not answer any more; the network is cut. The same command goes "
+        "on from the last checkpoint.",
+        rank());
   }
   return answer.get();
+}
+
+void World::part() {
+  if (meeting_ && leads()) stay_until_heard(meeting_->store, size());
 }
 
 }  // namespace tapetune

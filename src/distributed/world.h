@@ -39,8 +39,10 @@ class World {
   void begin_step(std::int64_t step);
 
   // What to tell the user of an error that ended this rank: on rank 0 one line that names the rank at fault and what to
-  // do. Empty: rank 0 tells it. The others learn of it too.
+  // do. Empty: rank 0 tells it.
   std::string explain(const std::string& error);
+  // After that: rank 0 stays until the others know that it was told.
+  void part();
 
  private:
   struct Meeting;
