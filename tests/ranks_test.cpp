@@ -161,6 +161,32 @@ TEST_CASE("ranks: bytes are those of the formulas, and none while gradients accu
   CHECK(sent(2, "spread", {"steps=2", "eval_every=0", "sequence_parallel=2"}) == trained + loss + exchanged);
 }
 
+TEST_CASE("ranks: plan says what will be sent") {
+  for (const auto& [name, adapter] : methods) {
+    const Setup setup(adapter);
+    const std::vector<std::pair<int, std::vector<std::string>>> layouts{
+        {2, {"checkpointing=off", "sequence_parallel=2"}}, {4, {"shard=base", "sequence_parallel=2"}}};
+    for (const auto& [ranks, words] : layouts) {
+      INFO(name << " on " << ranks << " ranks");
+      std::vector<std::string> command{"plan",       setup.recipe(), "--ranks", std::to_string(ranks),
+                                       "--no-probe", "--json"};
+      command.insert(command.end(), words.begin(), words.end());
+      command.push_back("run=planned");
+      double planned = 0;
+      const Json plan = Json::parse(run(command).out);
+      for (const auto& [part, bytes] : plan.at("sent_bytes").items()) {
+        planned += bytes.get<double>();
+      }
+      std::vector<std::string> short_run = words;
+      short_run.insert(short_run.end(), {"steps=2", "eval_every=0"});
+      REQUIRE(setup.train(ranks, fmt::format("run{}", ranks), short_run).exit == 0);
+      const auto sent = metrics(setup.folder(fmt::format("run{}", ranks))).at(1).at("sent_bytes").get<double>();
+      // Parts are rounded up to whole cache lines, which tiny matrices show.
+      CHECK(planned == Approx(sent).epsilon(0.02));
+    }
+  }
+}
+
 TEST_CASE("ranks: settings that cannot be shared are refused on rank 0 alone") {
   const Setup setup("adapter: {method: lora, rank: 4}\n");
   const auto refused = [&](int ranks, const std::vector<std::string>& words, const std::string& text) {

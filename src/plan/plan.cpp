@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "data/token_file.h"
+#include "distributed/layout.h"
 #include "plan/activations.h"
 #include "plan/base.h"
 
@@ -19,6 +20,10 @@ namespace {
 namespace fs = std::filesystem;
 
 double bytes_of(const at::Tensor& t) { return static_cast<double>(t.numel()) * static_cast<double>(t.element_size()); }
+
+// Assumed, as none was at hand: CUDA's context with the libraries' kernels and NCCL's buffers, and what LibTorch's
+// allocator rounds up and leaves unused.
+constexpr double gpu_program_bytes = 1.5e9, gpu_slack = 0.15;
 
 // What this process holds by now: the libraries, which every run has as well.
 double resident_bytes() {
@@ -48,7 +53,7 @@ double Plan::peak_memory() const {
   return sum;
 }
 
-Plan make_plan(const Recipe& recipe) {
+Plan make_plan(const Recipe& recipe, const Machine& machine) {
   const PlannedBase base = planned_base(recipe);
   const AdaptedModel adapted = adapt(base.config, base.weights, recipe.method, base.dtype);
   Plan plan;
@@ -63,13 +68,25 @@ Plan make_plan(const Recipe& recipe) {
     trained += bytes_of(p.value);
   }
   const std::int64_t rows = recipe.micro_batch;
-  const StepMemory step = step_memory(adapted, rows, recipe.context, recipe.checkpointing);
+  teams_of(recipe, machine.ranks);
+  const StepMemory step = step_memory(adapted, rows, recipe.context / recipe.sequence_parallel, recipe.checkpointing);
+  const bool sharded = recipe.shard == "base" && machine.ranks > 1;
+  const auto ranks = static_cast<double>(machine.ranks);
+  if (sharded) {
+    const double frozen = frozen_bytes(adapted);
+    weights += frozen / ranks - frozen + gathered_bytes(adapted);
+  }
   // Blocks that come and go with each layer leave holes: glibc's heap holds about twice their size besides, in runs of
   // 1024 to 8192 tokens of all methods (tools/bench plan), and libraries have working memory of their own.
-  plan.memory = {{"program", resident_bytes()}, {"weights", weights},
-                 {"trained", trained},          {"gradients", trained},
-                 {"optimizer", 2 * trained},    {"activations", step.activations},
-                 {"loss", step.loss},           {"heap", 2 * step.moment + 42e6}};
+  plan.memory = {{"program", machine.gpus ? gpu_program_bytes : resident_bytes()},
+                 {"weights", weights},
+                 {"trained", trained},
+                 {"gradients", trained},
+                 {"optimizer", 2 * trained / (sharded ? ranks : 1)},
+                 {"activations", step.activations},
+                 {"loss", step.loss},
+                 {"heap", machine.gpus ? gpu_slack * step.activations : 2 * step.moment + 42e6}};
+  plan.traffic = step_traffic(adapted, recipe, machine.ranks);
   plan.checkpoint_bytes = 3 * trained;
   plan.disk_bytes = plan.checkpoint_bytes * static_cast<double>(std::max<std::int64_t>(1, recipe.keep)) + trained;
   plan.tokens = recipe.steps * recipe.batch * recipe.context;

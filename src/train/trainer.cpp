@@ -16,6 +16,7 @@
 #include "core/trace.h"
 #include "data/batches.h"
 #include "distributed/data_parallel.h"
+#include "distributed/layout.h"
 #include "distributed/sequence.h"
 #include "distributed/sharded_base.h"
 #include "model/loss.h"
@@ -81,32 +82,17 @@ at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
   return at::stack(tensors);  // [R, context + 1]
 }
 
-// Who of the ranks computes what: `sequence_parallel` neighbours share each sequence, and such teams share the batch.
+// Who of the ranks computes what.
 struct Layout {
   int teams = 1, team = 0;
   Group gradients, base, sequence;
 
   Layout(World& world, const Recipe& recipe)
-      : teams(world.size() / static_cast<int>(recipe.sequence_parallel)),
-        team(world.rank() / static_cast<int>(recipe.sequence_parallel)) {
-    const std::int64_t parts = recipe.sequence_parallel, micro_batches = recipe.batch / recipe.micro_batch;
-    if (world.size() % parts != 0) {
-      fail("train", "sequence_parallel {} does not divide the {} rank{} there are; start a multiple of it.", parts,
-           world.size(), world.size() == 1 ? "" : "s");
-    }
-    if (recipe.context % parts != 0) {
-      fail("train", "sequence_parallel {} does not divide a context of {}; take a divisor.", parts, recipe.context);
-    }
-    if (micro_batches % teams != 0) {
-      fail("train",
-           "a batch of {} in micro-batches of {} cannot be shared by {} ranks; batch must be a multiple of micro_batch "
-           "x "
-           "{}: change one of them, or set sequence_parallel.",
-           recipe.batch, recipe.micro_batch, teams, teams);
-    }
-    gradients = world.group("gradients");
+      : teams(static_cast<int>(teams_of(recipe, world.size()))),
+        team(world.rank() / static_cast<int>(recipe.sequence_parallel)),
+        gradients(world.group("gradients")) {
     if (recipe.shard == "base") base = world.group("base");
-    if (parts > 1) sequence = world.group("sequence", team);
+    if (recipe.sequence_parallel > 1) sequence = world.group("sequence", team);
   }
 };
 

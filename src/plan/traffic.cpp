@@ -1,0 +1,80 @@
+#include "plan/traffic.h"
+
+#include "distributed/layout.h"
+
+namespace tapetune {
+
+namespace {
+
+double frozen(const at::Tensor& t) {
+  return t.defined() && !t.requires_grad() ? static_cast<double>(t.numel() * t.element_size()) : 0;
+}
+
+double frozen(const LayerWeights& layer) {
+  double sum = 0;
+  for (const Linear* linear : linears(layer)) sum += frozen(linear->weight) + frozen(linear->bias);
+  return sum;
+}
+
+struct Units {
+  double embedding, head, layers = 0, largest = 0;
+  explicit Units(const LlamaWeights& w)
+      : embedding(frozen(w.embedding)), head(frozen(w.head.weight) + frozen(w.head.bias)) {
+    for (const LayerWeights& layer : w.layers) {
+      layers += frozen(layer);
+      largest = std::max(largest, frozen(layer));
+    }
+  }
+};
+
+// Bytes that a layer's attention exchanges for one token, in one direction: to all tokens of some heads, and back.
+double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t parts) {
+  const ModelConfig& c = adapted.model.config();
+  const std::int64_t shared = c.kv_heads % parts == 0   ? c.kv_heads
+                              : parts % c.kv_heads == 0 ? parts
+                                                        : c.heads;  // key and value heads, repeated where they must be
+  const bool positions = adapted.model.seams().position->updates(layer);
+  const std::int64_t there = c.heads + 2 * shared + (positions ? shared : 0), back = c.heads * (positions ? 2 : 1);
+  return static_cast<double>((there + back) * c.head_dim) *
+         static_cast<double>(c10::elementSize(adapted.model.dtype()));
+}
+
+}  // namespace
+
+StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std::int64_t ranks) {
+  StepTraffic traffic;
+  if (ranks == 1) return traffic;
+  const std::int64_t parts = recipe.sequence_parallel, teams = teams_of(recipe, ranks);
+  const auto others = [](std::int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
+  double trained = 0;
+  for (const Parameter& p : adapted.parameters)
+    trained += static_cast<double>(p.value.numel() * p.value.element_size());
+  traffic.gradients = 2 * others(ranks) * (trained + 16);
+  const double passes = static_cast<double>(recipe.batch / recipe.micro_batch / teams);
+  if (recipe.shard == "base") {
+    const Units units(adapted.model.weights());
+    traffic.weights = passes * others(ranks) * (units.embedding + units.head + 2 * units.layers);
+    traffic.values = others(ranks) * trained;
+  }
+  if (parts > 1) {
+    const double tokens = passes * static_cast<double>(recipe.micro_batch * recipe.context / parts);
+    const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
+    for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
+      traffic.sequence += tokens * directions * others(parts) * exchanged_a_token(adapted, i, parts);
+    }
+  }
+  return traffic;
+}
+
+double gathered_bytes(const AdaptedModel& adapted) {
+  const Units units(adapted.model.weights());
+  return std::max(2 * units.largest, units.largest + std::max(units.embedding, units.head));
+}
+
+double frozen_bytes(const AdaptedModel& adapted) {
+  const Units units(adapted.model.weights());
+  const LlamaWeights& w = adapted.model.weights();
+  return units.embedding + (w.head.weight.is_same(w.embedding) ? 0 : units.head) + units.layers;
+}
+
+}  // namespace tapetune
