@@ -60,6 +60,7 @@ class Group {
 
  private:
   struct State;
+  Pending gather_in_place(const at::Tensor& whole, const at::Tensor& part) const;
   std::shared_ptr<State> state_;
 };
 

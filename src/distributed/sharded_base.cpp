@@ -8,11 +8,33 @@ namespace {
 
 at::Tensor bytes_of(const at::Tensor& t) { return t.flatten().view(at::kByte); }
 
+// Memory that wholes come into: what one layer has left takes the next one, so that there are no more blocks than
+// layers at once, and none comes and goes.
+class Rooms {
+ public:
+  at::Tensor take(std::int64_t bytes, const at::TensorOptions& options) {
+    largest_ = std::max(largest_, bytes);
+    for (at::Tensor& room : rooms_) {
+      if (room.storage().use_count() > 1) continue;  // a layer, or a graph, still uses it
+      if (room.numel() < bytes) room = at::empty({largest_}, options);
+      return room.narrow(0, 0, bytes);
+    }
+    rooms_.push_back(at::empty({largest_}, options));
+    return rooms_.back().narrow(0, 0, bytes);
+  }
+  void expect(std::int64_t bytes) { largest_ = std::max(largest_, bytes); }
+
+ private:
+  std::vector<at::Tensor> rooms_;
+  std::int64_t largest_ = 0;
+};
+
 // Tensors that come together: their bytes one behind the other, cut into equal parts.
 class Unit {
  public:
   // Takes the frozen ones of these.
-  Unit(std::vector<at::Tensor> tensors, const Group& group) : group_(group), slots_(tensors.size()) {
+  Unit(std::vector<at::Tensor> tensors, const Group& group, std::shared_ptr<Rooms> rooms)
+      : group_(group), rooms_(std::move(rooms)), slots_(tensors.size()) {
     constexpr std::int64_t alignment = 64;  // of each, so that it can be computed with where it lies
     std::int64_t all = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -24,6 +46,7 @@ class Unit {
     if (pieces_.empty()) return;
     const std::int64_t each = (all / alignment + group.size() - 1) / group.size() * alignment;
     const std::int64_t begin = each * group.rank(), end = begin + each;
+    rooms_->expect(each * group.size());
     part_ = at::zeros({each}, tensors[pieces_.front().slot].options().dtype(at::kByte));
     for (const Piece& p : pieces_) {
       const std::int64_t from = std::max(begin, p.begin), to = std::min(end, p.begin + p.bytes);
@@ -37,11 +60,11 @@ class Unit {
   // Starts to come, unless it is under way.
   void fetch() {
     if (empty() || whole_.defined()) return;
-    whole_ = at::empty({part_.numel() * group_.size()}, part_.options());
+    whole_ = rooms_->take(part_.numel() * group_.size(), part_.options());
     pending_ = group_.gather(whole_, part_);
   }
 
-  // All of them, in the order in which they were given; their memory is freed with the last of them.
+  // All of them, in the order in which they were given; their memory serves others when the last of them is gone.
   std::vector<at::Tensor> take() {
     std::vector<at::Tensor> tensors(slots_);
     fetch();
@@ -62,6 +85,7 @@ class Unit {
     std::vector<std::int64_t> shape;
   };
   Group group_;
+  std::shared_ptr<Rooms> rooms_;
   std::size_t slots_;
   std::vector<Piece> pieces_;
   at::Tensor part_;   // [bytes / ranks]
@@ -76,11 +100,11 @@ std::vector<at::Tensor*> matrices(LayerWeights& layer) {
 }
 
 // Empties `from` into a unit: what trains stays.
-Unit take_away(const std::vector<at::Tensor*>& from, const Group& group) {
+Unit take_away(const std::vector<at::Tensor*>& from, const Group& group, const std::shared_ptr<Rooms>& rooms) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(from.size());
   for (const at::Tensor* t : from) tensors.push_back(*t);
-  Unit unit(tensors, group);
+  Unit unit(tensors, group, rooms);
   for (at::Tensor* t : from) {
     if (t->defined() && !t->requires_grad()) t->reset();
   }
@@ -98,13 +122,21 @@ struct Shards {
 void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel) {
   if (group.size() == 1) return;
   const auto shards = std::make_shared<Shards>();
+  const auto rooms = std::make_shared<Rooms>();
   const bool tied = weights.head.weight.is_same(weights.embedding);
-  for (LayerWeights& layer : weights.layers) shards->layers.push_back(take_away(matrices(layer), group));
-  shards->ends.push_back(take_away({&weights.embedding}, group));
+  for (LayerWeights& layer : weights.layers) {
+    shards->layers.push_back(take_away(matrices(layer), group, rooms));
+    // The mapping of a checkpoint stays while anything of it is used, with all its pages that were read.
+    for (at::Tensor* norm : {&layer.input_norm, &layer.post_attention_norm}) {
+      if (!norm->requires_grad()) *norm = norm->clone();
+    }
+  }
+  if (!weights.norm.requires_grad()) weights.norm = weights.norm.clone();
+  shards->ends.push_back(take_away({&weights.embedding}, group, rooms));
   if (tied) {
     weights.head.weight = weights.embedding;
   } else {
-    shards->ends.push_back(take_away({&weights.head.weight, &weights.head.bias}, group));
+    shards->ends.push_back(take_away({&weights.head.weight, &weights.head.bias}, group, rooms));
   }
   shards->kept = weights;
 

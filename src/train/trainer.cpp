@@ -48,10 +48,11 @@ std::uint64_t seed_of(std::uint64_t seed, std::int64_t step, std::int64_t sequen
   return x ^ (x >> 32);
 }
 
-// The recipe with what its base model is by now; a recipe that says what it should be is held to it.
-Recipe with_hash(Recipe recipe) {
+// The recipe with what its base model is by now; a recipe that says what it should be is held to it. One rank reads it
+// all for that.
+Recipe with_hash(Recipe recipe, World& world) {
   if (recipe.init) return recipe;
-  const std::string hash = Checkpoint::open(recipe.model).hash();
+  const std::string hash = world.announce(world.leads() ? Checkpoint::open(recipe.model).hash() : "");
   if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
     fail("train", "{}: its weights are {}, but the recipe's model_hash is {}; take the right model, or leave it out.",
          recipe.model, hash, recipe.model_hash);
@@ -96,18 +97,31 @@ struct Layout {
   }
 };
 
-// What every rank must agree on. Data is compared by its size and by windows from all over it.
-void require_same_run(World& world, const Recipe& recipe, const Batches& batches, const std::string& version) {
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) { return (hash ^ number) * 0x100000001B3U; }
+
+// What every rank must agree on. Weights are compared by the first bytes of each tensor, data by its size and by
+// windows from all over it.
+void require_same_run(World& world, const Recipe& recipe, const BaseModel& base, const Batches& batches,
+                      const std::string& version) {
+  if (world.size() == 1) return;
   world.require_same("a version of tapetune", version, "install the same everywhere");
   world.require_same("a recipe", recipe_yaml(recipe), "start all ranks with the same command");
-  std::string sample = batches.state().dump();
+  std::uint64_t weights = 0;
+  for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
+    const auto* bytes = static_cast<const std::uint8_t*>(tensor.const_data_ptr());
+    const std::size_t count = std::min<std::size_t>(1024, tensor.nbytes());
+    for (const std::uint8_t byte : std::span(bytes, count)) weights = mixed(weights, byte);
+  }
+  world.require_same("base weights", fmt::format("{:016x}", weights), "copy the same model to every machine");
   constexpr std::int64_t samples = 64;
   std::uint64_t hash = 0;
-  for (std::int64_t i = 0; world.size() > 1 && i < samples; ++i) {
-    for (const auto id : batches.window(batches.windows() * i / samples))
-      hash = hash * 0x100000001B3U + static_cast<std::uint64_t>(id);
+  for (std::int64_t i = 0; i < samples; ++i) {
+    for (const auto id : batches.window(batches.windows() * i / samples)) {
+      hash = mixed(hash, static_cast<std::uint64_t>(id));
+    }
   }
-  world.require_same("data", fmt::format("{} {:016x}", sample, hash), "copy the same token files to every machine");
+  world.require_same("data", fmt::format("{} {:016x}", batches.state().dump(), hash),
+                     "copy the same token files to every machine");
 }
 
 // The name of the first tensor that is not all numbers: what trains, the base, then gradients.
@@ -195,11 +209,11 @@ class Trainer {
  public:
   Trainer(const Recipe& recipe, const std::string& version, World& world)
       : world_(world),
-        recipe_(with_hash(recipe)),
+        recipe_(with_hash(recipe, world)),
         base_(open_base(recipe)),
         batches_(open_data(recipe, base_)),
         adapted_(start()),
-        layout_((require_same_run(world, recipe_, batches_, version), Layout(world, recipe_))),
+        layout_((require_same_run(world, recipe_, base_, batches_, version), Layout(world, recipe_))),
         optimizer_(
             adapted_.parameters,
             {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps, recipe.optimizer.weight_decay},
