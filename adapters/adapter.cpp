@@ -122,11 +122,12 @@ at::Tensor Injection::train(const std::string& name, const at::Tensor& start) {
 }
 
 AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
-                   at::ScalarType dtype, std::uint64_t seed) {
+                   at::ScalarType dtype, std::uint64_t seed, std::optional<at::Device> device) {
   const Method& method = find_method(options.method);
   Injection model{options, config, weights, {}, {}, {}, at::make_generator<at::CPUGeneratorImpl>(seed), {}};
   model.trained_options =
       weights.embedding.options().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad(false);
+  if (device) model.trained_options = model.trained_options.device(*device);
   set_rotary(options, model.config);
   method.inject(model);
   train_besides(model);

@@ -60,9 +60,9 @@ struct AdaptedModel {
   std::vector<std::string> notes;
 };
 
-// A model with a method at its start.
+// A model with a method at its start. device: of what trains; that of the weights where it is not given.
 AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
-                   at::ScalarType dtype, std::uint64_t seed = 0);
+                   at::ScalarType dtype, std::uint64_t seed = 0, std::optional<at::Device> device = std::nullopt);
 
 // model.layers.3.self_attn.q_proj, mlp.down_proj, lm_head (layer: any).
 std::string module_name(std::int64_t layer, Projection which);

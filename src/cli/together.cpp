@@ -1,6 +1,7 @@
 #include "cli/together.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <CLI/CLI.hpp>
 
@@ -9,6 +10,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "core/trace.h"
+#include "model/device.h"
 
 namespace tapetune::cli {
 
@@ -26,12 +28,25 @@ void write_trace(World& world, const std::string& path) {
   file.commit();
 }
 
+at::Device device_of(const std::string& name, const Seat& seat) {
+  if (name == "cuda" && seat.ranks > 1) return open_device(fmt::format("cuda:{}", seat.local_rank));
+  if (name != "auto") return open_device(name);
+#ifdef TAPETUNE_CUDA
+  if (at::hasCUDA() && at::detail::getCUDAHooks().getNumGPUs() > 0) {
+    return open_device(fmt::format("cuda:{}", seat.local_rank));
+  }
+#endif
+  return at::kCPU;
+}
+
 }  // namespace
 
 void add_together(CLI::App& verb, TogetherOptions& options) {
   verb.add_option("--timeout", options.timeout,
                   "Seconds that ranks wait for each other, at the start and in a step (default: 600)")
       ->check(CLI::PositiveNumber);
+  verb.add_option("--device", options.device,
+                  "cpu, cuda or cuda:N; default: a GPU where this build has CUDA and there is one, each rank its own");
   verb.add_option("--trace", options.trace, "Where the time goes, as a file for chrome://tracing or Perfetto");
 }
 
@@ -39,7 +54,7 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
   const Seat seat = seat_from_environment();
   if (seat.rank != 0) set_quiet(true);
   if (!options.trace.empty()) trace::begin();
-  World world(seat, std::chrono::seconds(options.timeout));
+  World world(seat, std::chrono::seconds(options.timeout), device_of(options.device, seat));
   if (world.size() == 1) {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);

@@ -15,6 +15,7 @@ namespace tapetune::cli {
 struct TogetherOptions {
   int timeout = 600;  // seconds
   std::string trace;
+  std::string device = "auto";
 };
 
 void add_together(CLI::App& verb, TogetherOptions& options);

@@ -33,7 +33,7 @@ class Rooms {
 class Unit {
  public:
   // Takes the frozen ones of these.
-  Unit(std::vector<at::Tensor> tensors, const Group& group, std::shared_ptr<Rooms> rooms)
+  Unit(std::vector<at::Tensor> tensors, const Group& group, std::shared_ptr<Rooms> rooms, at::Device device)
       : group_(group), rooms_(std::move(rooms)), slots_(tensors.size()) {
     constexpr std::int64_t alignment = 64;  // of each, so that it can be computed with where it lies
     std::int64_t all = 0;
@@ -47,7 +47,7 @@ class Unit {
     const std::int64_t each = (all / alignment + group.size() - 1) / group.size() * alignment;
     const std::int64_t begin = each * group.rank(), end = begin + each;
     rooms_->expect(each * group.size());
-    part_ = at::zeros({each}, tensors[pieces_.front().slot].options().dtype(at::kByte));
+    part_ = at::zeros({each}, at::TensorOptions().dtype(at::kByte).device(device));
     for (const Piece& p : pieces_) {
       const std::int64_t from = std::max(begin, p.begin), to = std::min(end, p.begin + p.bytes);
       if (from >= to) continue;
@@ -100,11 +100,12 @@ std::vector<at::Tensor*> matrices(LayerWeights& layer) {
 }
 
 // Empties `from` into a unit: what trains stays.
-Unit take_away(const std::vector<at::Tensor*>& from, const Group& group, const std::shared_ptr<Rooms>& rooms) {
+Unit take_away(const std::vector<at::Tensor*>& from, const Group& group, const std::shared_ptr<Rooms>& rooms,
+               at::Device device) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(from.size());
   for (const at::Tensor* t : from) tensors.push_back(*t);
-  Unit unit(tensors, group, rooms);
+  Unit unit(tensors, group, rooms, device);
   for (at::Tensor* t : from) {
     if (t->defined() && !t->requires_grad()) t->reset();
   }
@@ -119,24 +120,25 @@ struct Shards {
 
 }  // namespace
 
-void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel) {
+void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel, at::Device device) {
   if (group.size() == 1) return;
   const auto shards = std::make_shared<Shards>();
   const auto rooms = std::make_shared<Rooms>();
   const bool tied = weights.head.weight.is_same(weights.embedding);
   for (LayerWeights& layer : weights.layers) {
-    shards->layers.push_back(take_away(matrices(layer), group, rooms));
+    shards->layers.push_back(take_away(matrices(layer), group, rooms, device));
     // The mapping of a checkpoint stays while anything of it is used, with all its pages that were read.
     for (at::Tensor* norm : {&layer.input_norm, &layer.post_attention_norm}) {
-      if (!norm->requires_grad()) *norm = norm->clone();
+      if (!norm->requires_grad()) *norm = norm->to(device, norm->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   }
-  if (!weights.norm.requires_grad()) weights.norm = weights.norm.clone();
-  shards->ends.push_back(take_away({&weights.embedding}, group, rooms));
+  if (!weights.norm.requires_grad())
+    weights.norm = weights.norm.to(device, weights.norm.scalar_type(), false, /*copy=*/true);
+  shards->ends.push_back(take_away({&weights.embedding}, group, rooms, device));
   if (tied) {
     weights.head.weight = weights.embedding;
   } else {
-    shards->ends.push_back(take_away({&weights.head.weight, &weights.head.bias}, group, rooms));
+    shards->ends.push_back(take_away({&weights.head.weight, &weights.head.bias}, group, rooms, device));
   }
   shards->kept = weights;
 

@@ -8,7 +8,7 @@ namespace tapetune {
 
 // Cuts the frozen matrices of `weights` into the group's parts, copies the own one and lets go of the rest: of a mapped
 // checkpoint only that part is ever read. They come together through `parallel`, the next layer's while one computes.
-// What trains, and norms, stay whole.
-void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel);
+// What trains, and norms, stay whole. All of it is then on `device`.
+void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel, at::Device device = at::kCPU);
 
 }  // namespace tapetune

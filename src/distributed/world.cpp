@@ -183,7 +183,7 @@ void hush_libtorch() {
 World::World() = default;
 World::~World() = default;
 
-World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat) {
+World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat), device_(device) {
   if (seat.ranks == 1) return;
   hush_libtorch();
   std::signal(SIGPIPE, SIG_IGN);  // a rank that is gone is an error of the exchange, not the end of this process

@@ -24,6 +24,7 @@ class World {
   int rank() const { return seat_.rank; }
   int size() const { return seat_.ranks; }
   bool leads() const { return seat_.rank == 0; }
+  at::Device device() const { return device_; }  // that this rank computes on
 
   // Of the ranks that give the same number; all call it, in the same order.
   Group group(const std::string& name, int number = 0);
@@ -47,6 +48,7 @@ class World {
  private:
   struct Meeting;
   Seat seat_;
+  at::Device device_ = at::kCPU;
   std::unique_ptr<Meeting> meeting_;  // null: alone
 };
 

@@ -53,14 +53,14 @@ std::vector<std::pair<std::string, at::Tensor>> named_weights(const ModelConfig&
   return named;
 }
 
-LlamaWeights random_weights(const ModelConfig& config, std::uint64_t seed) {
+LlamaWeights random_weights(const ModelConfig& config, std::uint64_t seed, at::Device device) {
   const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   // The usual 0.02 suits a width of 1000; in narrow models it leaves attention so near to uniform that it learns late.
   const double deviation = std::sqrt(0.4 / static_cast<double>(config.hidden_size));
   return make_weights(config, [&](const ExpectedTensor& tensor) {
-    if (tensor.name.ends_with("norm.weight")) return at::ones(tensor.shape);
-    if (tensor.name.ends_with(".bias")) return at::zeros(tensor.shape);
-    return at::empty(tensor.shape, at::kFloat).normal_(0, deviation, generator);
+    if (tensor.name.ends_with("norm.weight")) return at::ones(tensor.shape, device);
+    if (tensor.name.ends_with(".bias")) return at::zeros(tensor.shape, device);
+    return at::empty(tensor.shape, at::kFloat).normal_(0, deviation, generator).to(device);
   });
 }
 

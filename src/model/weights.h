@@ -39,7 +39,7 @@ LlamaWeights make_weights(const ModelConfig& config, const std::function<at::Ten
 std::vector<std::pair<std::string, at::Tensor>> named_weights(const ModelConfig& config, const LlamaWeights& weights);
 
 // A model before its first step: normal matrices, norms of one, no bias.
-LlamaWeights random_weights(const ModelConfig& config, std::uint64_t seed);
+LlamaWeights random_weights(const ModelConfig& config, std::uint64_t seed, at::Device device = at::kCPU);
 
 // On the CPU the weights stay mapped; a GPU gets a copy, tensor by tensor.
 LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device = at::kCPU);

@@ -18,18 +18,19 @@ at::ScalarType dtype_of(const Recipe& recipe, at::ScalarType otherwise) {
 
 }  // namespace
 
-BaseModel open_base(const Recipe& recipe) {
+BaseModel open_base(const Recipe& recipe, at::Device device) {
   if (recipe.init) {
     const ModelConfig config = random_model_config(recipe);
-    return {config, random_weights(config, recipe.seed), dtype_of(recipe, at::kFloat), "", recipe.init->tokenizer};
+    return {config, random_weights(config, recipe.seed, device), dtype_of(recipe, at::kFloat), "",
+            recipe.init->tokenizer};
   }
   const Checkpoint checkpoint = Checkpoint::open(recipe.model);
   if (holds_positions(checkpoint.stored()) && (recipe.method.method != "tape" || recipe.init_from.empty())) {
     fail("train", "{}: holds TAPE's positions; to train on, give adapter.method tape and init_from: {}.", recipe.model,
          recipe.model);
   }
-  return {checkpoint.config(), map_weights(checkpoint), dtype_of(recipe, default_dtype(checkpoint)), recipe.model,
-          recipe.model};
+  return {checkpoint.config(), map_weights(checkpoint, device), dtype_of(recipe, default_dtype(checkpoint, device)),
+          recipe.model, recipe.model};
 }
 
 std::optional<Vocabulary> known_vocabulary(const fs::path& folder) {

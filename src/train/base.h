@@ -21,8 +21,8 @@ struct BaseModel {
   std::filesystem::path tokenizer;  // folder with tokenizer.json; empty: none is known
 };
 
-// The checkpoint of a recipe, or weights drawn as its seed says.
-BaseModel open_base(const Recipe& recipe);
+// The checkpoint of a recipe, mapped or copied to a GPU, or weights drawn as its seed says.
+BaseModel open_base(const Recipe& recipe, at::Device device = at::kCPU);
 
 // Of the tokenizer in this folder; none where it has no tokenizer.json, or the name is empty.
 std::optional<Vocabulary> known_vocabulary(const std::filesystem::path& folder);

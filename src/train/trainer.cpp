@@ -108,8 +108,10 @@ void require_same_run(World& world, const Recipe& recipe, const BaseModel& base,
   world.require_same("a recipe", recipe_yaml(recipe), "start all ranks with the same command");
   std::uint64_t weights = 0;
   for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
-    const auto* bytes = static_cast<const std::uint8_t*>(tensor.const_data_ptr());
-    const std::size_t count = std::min<std::size_t>(1024, tensor.nbytes());
+    constexpr std::int64_t numbers = 256;
+    const at::Tensor begin = tensor.flatten().narrow(0, 0, std::min(numbers, tensor.numel())).cpu();
+    const auto* bytes = static_cast<const std::uint8_t*>(begin.const_data_ptr());
+    const std::size_t count = begin.nbytes();
     for (const std::uint8_t byte : std::span(bytes, count)) weights = mixed(weights, byte);
   }
   world.require_same("base weights", fmt::format("{:016x}", weights), "copy the same model to every machine");
@@ -210,7 +212,7 @@ class Trainer {
   Trainer(const Recipe& recipe, const std::string& version, World& world)
       : world_(world),
         recipe_(with_hash(recipe, world)),
-        base_(open_base(recipe)),
+        base_(open_base(recipe, recipe.shard == "base" ? at::kCPU : world.device())),
         batches_(open_data(recipe, base_)),
         adapted_(start()),
         layout_((require_same_run(world, recipe_, base_, batches_, version), Layout(world, recipe_))),
@@ -236,7 +238,7 @@ class Trainer {
     LlamaWeights weights = adapted_.model.weights();
     Parallel parallel;
     spread_sequences(parallel, layout_.sequence, adapted_.model.config());
-    shard_base(weights, layout_.base, parallel);
+    shard_base(weights, layout_.base, parallel, world_.device());
     if (layout_.base.size() > 1) base_.weights = {};
     adapted_.model.share(std::move(weights), std::move(parallel));
   }
@@ -337,9 +339,9 @@ class Trainer {
 
  private:
   AdaptedModel start() const {
-    if (recipe_.init_from.empty()) return adapt(base_.config, base_.weights, recipe_.method, base_.dtype, recipe_.seed);
-    AdaptedModel adapted = adapt(base_.config, base_.weights, recipe_.method, base_.dtype, recipe_.seed);
-    restore_parameters(adapted, base_.weights, recipe_.init_from);
+    AdaptedModel adapted =
+        adapt(base_.config, base_.weights, recipe_.method, base_.dtype, recipe_.seed, world_.device());
+    if (!recipe_.init_from.empty()) restore_parameters(adapted, base_.weights, recipe_.init_from);
     return adapted;
   }
 
@@ -378,7 +380,8 @@ class Trainer {
   // Over all ranks; and whether one of them is to stop.
   double summed(double value, bool ask_to_stop) {
     if (world_.size() == 1) return value;
-    const at::Tensor both = at::tensor({value, ask_to_stop && interrupted() ? 1.0 : 0.0}, at::kDouble);
+    const at::Tensor both =
+        at::tensor({value, ask_to_stop && interrupted() ? 1.0 : 0.0}, at::kDouble).to(world_.device());
     layout_.gradients.sum(both).wait();
     if (ask_to_stop) stop_ = both[1].item<double>() > 0;
     return both[0].item<double>();

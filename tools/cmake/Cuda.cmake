@@ -23,7 +23,7 @@ function(tapetune_enable_cuda target kernels wrappers)
   target_include_directories(tapetune_cuda PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_sources(${target} PRIVATE ${wrappers})
   target_compile_definitions(${target} PUBLIC TAPETUNE_CUDA) # public, or the shared precompiled header would not fit
-  target_include_directories(${target} SYSTEM PRIVATE ${cuda_root}/include)
+  target_include_directories(${target} SYSTEM PRIVATE ${cuda_root}/include ${cuda_wheels}/nccl/include)
   target_link_libraries(${target} PUBLIC $<BUILD_INTERFACE:tapetune_cuda> -Wl,--no-as-needed
     ${TAPETUNE_TORCH}/lib/libtorch_cuda.so ${TAPETUNE_TORCH}/lib/libc10_cuda.so ${cuda_root}/lib/libcudart.so.13 -Wl,--as-needed)
   target_link_options(${target} PUBLIC "LINKER:-rpath,${cuda_root}/lib")
