@@ -48,7 +48,7 @@ border-radius:6px;font-size:.8125rem;line-height:1.35;white-space:pre;font-varia
 #tip b{display:block;font-weight:600}
 .chart .cross{stroke:var(--soft);fill:none}
 @media (max-width:640px){.chart.wide{display:none}.chart.narrow{display:block}main{padding-top:18px}h1{font-size:1.4rem}
-th,td{padding:.34rem .45rem;font-size:.9rem}.panels{grid-template-columns:1fr 1fr;gap:8px}
+th,td,thead th{padding:.34rem .22rem;font-size:.82rem}.panels{grid-template-columns:1fr 1fr;gap:8px}
 .chart.panel text{font-size:16.8px}}
 @media print{body{font-size:11pt}main{max-width:none;padding:0}h2{break-after:avoid}figure,tr{break-inside:avoid}
 .scroll{overflow:visible}.chart.wide{display:block}.chart.narrow{display:none}pre{white-space:pre-wrap}#tip{display:none!important}}
