@@ -272,7 +272,21 @@ TEST_CASE("the paper's numbers stand beside Llama-2 7B at 8192 tokens, and nothi
   REQUIRE(paper_rows(comparison).size() == 8);
   CHECK(paper_rows(comparison)[3].method == "tape");
   CHECK(paper_rows(comparison)[3].perplexity[3] == 2.708);
+  comparison.contexts = {8192};
+  comparison.texts = {{"pg19", "pg19.tokens", 0, 1234, false}};
+  for (const char* method : {"none", "tape", "full"}) {
+    comparison.entries.push_back({method, method, 8192, "", {{{8192, 4096, 1, 1, 0, 7.5, {}}}}, {}, {}, {}, {}, {}});
+  }
+  const std::string page = report_page(comparison);
+  CHECK_THAT(page, Contains("<th scope=\"col\">paper: Proof-pile, 8192</th><th scope=\"col\">paper: PG19, 8192</th>"));
+  CHECK_THAT(page, Contains("<td class=\"paper\">2.708</td><td class=\"paper\">7.063</td>"));
+  CHECK_THAT(page, Contains("<tr><td>PG19</td><td>theta-scaling</td><td>9.257</td>"));
+  CHECK_THAT(markdown(comparison),
+             Contains("|  | 8192 | paper: Proof-pile, 8192 | paper: PG19, 8192 |\n|---|---:|---:|---:|"));
+  CHECK_THAT(markdown(comparison),
+             Contains("| tape | **7.500** | 2.708 | 7.063 |") && Contains("| full | **7.500** | – | – |"));
   comparison.trained_context = 16384;
+  CHECK_THAT(report_page(comparison), !Contains("paper: PG19"));
   CHECK(paper_rows(comparison).empty());
   comparison.trained_context = 8192;
   config.layers = 40;

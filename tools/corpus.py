@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""tools/corpus.py OUT [--tokens N]: a small language with a long memory, for tools/quickstart.
+"""tools/corpus.py OUT [--tokens N] [--seed N]: a small language with a long memory, for tools/quickstart.
 
-Each document is an evening of songs, a line of eight words each: three lines of four repeat one that was sung before,
-word for word, and the further back it was, the seldomer. A reader who remembers it knows the line after a word or two;
-one who does not can only guess. Two of five repeats reach back further than 128 words, so remembering 512 pays.
+Each document is the gossip of a village: "ada miller sings tom baker laughs". What a person does goes by the first name,
+in all villages alike. The surname is drawn anew for each village, so that nothing but the text so far tells it: a reader
+who remembers where the person was last named knows it, any other has to guess. Half of the people named are of the few
+that the talk is about just now; the others come from anywhere, and most of them were last named more than 128 words ago.
 Writes train.txt and held-out.txt (a document a line) and tokenizer.json, whose tokens are the language's words.
 """
 
@@ -15,52 +16,33 @@ import sys
 from pathlib import Path
 
 SEED = 2501_00712
-LINES = 400  # of an evening
-NEW = 0.25  # the share of lines that nobody sang before
-SOONEST = 4  # songs from one to its next repeat
-CHOICES = 6  # words that may follow a word, two words on
+PEOPLE = 1000  # named in a document
+COMPANY = 5  # whom the talk is about
+STAYS = 0.5  # how often it stays with them
 
-ADJECTIVES = """amber ancient bitter blind bold brave broken clever copper crooked dark dusty empty faint foolish
-gentle grand green hidden honest icy idle jolly late lonely loud merry narrow old pale plain quick rare red rusty shy
-silver slow soft steep strange sweet tame thin warm weary windy wooden""".split()
-NOUNS = """acorn anchor arrow badger barn bear bell boat book branch bridge brook bucket canvas cat chain chimney
-clock coat cradle crown daisy deer door dragon duck ember farmer fence fiddle fire flag forest fox garden ghost goat
-grove hammer hare hat hedge hill honey horse island jar kettle king kite ladder lamp lark letter lily loom maple
-miller monk moon moth nest oar otter""".split()
-VERBS = """admires asks blesses breaks brings burns calls carries chases counts covers draws drops envies feeds
-follows gathers greets guides helps hides hunts keeps kisses lifts loves marks mends names needs opens passes""".split()
-PREPOSITIONS = """above across against among around behind beneath beside beyond near outside over""".split()
-SLOTS = (ADJECTIVES, NOUNS, VERBS, ADJECTIVES, NOUNS, PREPOSITIONS, ADJECTIVES, NOUNS)
+FIRST_NAMES = """ada agnes albert alma anton arthur barbara basil bertha boris carla carl clara conrad dora edgar edith
+elsa emil emma ernest esther eva felix flora frank frida george gerda greta gustav hanna harold helen henry herman hilda
+hugo ida irma jacob jane julius karin laura leo lina louis""".split()
+SURNAMES = """archer baker barber bishop bowman brewer butcher carpenter carter carver chandler clark cook cooper cutler
+draper dyer farmer fisher fletcher forester fowler gardener glover harper hunter joiner knight marshall mason mercer
+miller painter parker piper porter potter sadler sawyer shepherd singer skinner slater smith spicer tailor tanner weaver""".split()
+VERBS = """bakes coughs cries dances dreams drinks eats fishes frowns giggles hums jumps knits laughs limps mumbles nods
+reads runs sews sings sleeps smiles whistles""".split()
 
 
-def grammar(source):
-    """What may follow a word, two words on: a part of the next slot's words for each word of a slot."""
-    return [{word: source.sample(then, CHOICES) for word in words} for words, then in zip(SLOTS, SLOTS[2:])]
-
-
-def line(follows, source):
-    words = [source.choice(SLOTS[0]), source.choice(SLOTS[1])]
-    for allowed in follows:
-        words.append(source.choice(allowed[words[-2]]))
+def village(habits, source):
+    surnames = dict(zip(FIRST_NAMES, source.sample(SURNAMES, len(FIRST_NAMES))))
+    company, words = source.sample(FIRST_NAMES, COMPANY), []
+    for _ in range(PEOPLE):
+        name = source.choice(company if source.random() < STAYS else FIRST_NAMES)
+        company = [*(other for other in company if other != name), name][-COMPANY:]
+        words += [name, surnames[name], habits[name]]
     return " ".join(words)
-
-
-def evening(follows, source):
-    """Lines, most of them heard before; `heard` has the last one last."""
-    heard, lines = [], []
-    for _ in range(LINES):
-        if len(heard) < SOONEST or source.random() < NEW:
-            song = line(follows, source)
-        else:  # the n-th last with a chance of 1 / n
-            song = heard.pop(-int(SOONEST * (len(heard) / SOONEST) ** source.random()))
-        heard.append(song)
-        lines.append(song + " .")
-    return " ".join(lines)
 
 
 def tokenizer():
     """Hugging Face's file of a tokenizer that splits at white space and knows the words above."""
-    tokens = ["<unk>", "<end>", ".", *sorted({word for words in SLOTS for word in words})]
+    tokens = ["<unk>", "<end>", *FIRST_NAMES, *SURNAMES, *VERBS]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -93,17 +75,18 @@ def write(path, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tokens", type=int, default=3_000_000, help="words to train on (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=6_000_000, help="words to train on (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the villages; the language stays (default: %(default)s)")
     options = parser.parse_args()
-    source = random.Random(SEED)
-    follows = grammar(source)
+    language, source = random.Random(SEED), random.Random(options.seed)
+    habits = {name: language.choice(VERBS) for name in FIRST_NAMES}
     options.out.mkdir(parents=True, exist_ok=True)
     write(options.out / "tokenizer.json", json.dumps(tokenizer(), indent=1) + "\n")
     for name, wanted in (("train", options.tokens), ("held-out", options.tokens // 120)):
         documents, count = [], 0
         while count < wanted:
-            documents.append(evening(follows, source))
-            count += LINES * (len(SLOTS) + 1)
+            documents.append(village(habits, source))
+            count += 3 * PEOPLE
             bar(min(count, wanted), wanted, name)
         write(options.out / f"{name}.txt", "\n".join(documents) + "\n")
 

@@ -59,6 +59,8 @@ Json json_of(const Entry& entry) {
   return json;
 }
 
+constexpr std::string_view paper_texts[] = {"Proof-pile", "PG19"};
+
 bool beyond(const Entry& entry, const ContextPerplexity& row) { return row.context > entry.context; }
 
 }  // namespace
@@ -143,9 +145,11 @@ std::string markdown(const Comparison& c) {
   for (std::size_t t = 0; t < c.texts.size(); ++t) {
     text += fmt::format("{}Perplexity on {} tokens of {}, protocol {}:\n\n|  |", t == 0 ? "" : "\n",
                         grouped(c.texts[t].tokens), c.texts[t].name, protocol_name(c.protocol));
+    const std::vector<std::string> headings = paper_headings(c);
     for (const std::int64_t context : c.contexts) text += fmt::format(" {} |", context);
+    for (const std::string& heading : headings) text += fmt::format(" {} |", heading);
     text += "\n|---|";
-    for (std::size_t i = 0; i < c.contexts.size(); ++i) text += "---:|";
+    for (std::size_t i = 0; i < c.contexts.size() + headings.size(); ++i) text += "---:|";
     for (const Entry& entry : c.entries) {
       text += fmt::format("\n| {} |", entry.name);
       for (std::size_t i = 0; i < c.contexts.size(); ++i) {
@@ -155,6 +159,7 @@ std::string markdown(const Comparison& c) {
         text +=
             fmt::format(" {}{}{}{} |", mark, shown_perplexity(row.perplexity), mark, beyond(entry, row) ? "\\*" : "");
       }
+      for (const std::string& cell : paper_cells(c, entry)) text += fmt::format(" {} |", cell);
     }
     text += "\n";
   }
@@ -168,6 +173,26 @@ std::vector<PaperRow> paper_rows(const Comparison& c) {
                          m.intermediate_size == 11008 && m.kv_heads == 32 && m.context == 4096;
   if (!llama2_7b || c.trained_context != paper_contexts[3]) return {};
   return {std::begin(paper), std::end(paper)};
+}
+
+std::vector<std::string> paper_headings(const Comparison& c) {
+  std::vector<std::string> headings;
+  if (paper_rows(c).empty()) return headings;
+  for (const std::string_view text : paper_texts) {
+    headings.push_back(fmt::format("paper: {}, {}", text, paper_contexts[3]));
+  }
+  return headings;
+}
+
+std::vector<std::string> paper_cells(const Comparison& c, const Entry& entry) {
+  std::vector<std::string> cells;
+  const std::vector<PaperRow> rows = paper_rows(c);
+  for (const std::string_view text : paper_texts) {
+    const auto row = std::find_if(rows.begin(), rows.end(),
+                                  [&](const PaperRow& r) { return r.text == text && r.method == entry.method; });
+    if (!rows.empty()) cells.push_back(row == rows.end() ? "–" : shown_perplexity(row->perplexity[3]));
+  }
+  return cells;
 }
 
 }  // namespace tapetune

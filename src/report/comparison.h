@@ -87,6 +87,9 @@ struct PaperRow {
 constexpr std::int64_t paper_contexts[4] = {1024, 2048, 4096, 8192};
 // Empty where the base is another model or the trained context another.
 std::vector<PaperRow> paper_rows(const Comparison& comparison);
+// Its columns beside ours, of the longest context: what they are headed with, and an entry's cell in each.
+std::vector<std::string> paper_headings(const Comparison& comparison);
+std::vector<std::string> paper_cells(const Comparison& comparison, const Entry& entry);
 
 // 4.024, 31.79, 512.3: four digits.
 std::string shown_perplexity(double value);

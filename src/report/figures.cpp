@@ -31,6 +31,43 @@ Points thinned(const Points& points, std::size_t most) {
   return kept;
 }
 
+// A few of those whose positions differ from RoPE's, which the first layer reads: the updates show from the second on.
+std::vector<std::size_t> pictured_layers(const Entry& entry) {
+  constexpr std::size_t most = 5;
+  const std::size_t layers = entry.layers.size(), shown = std::min(layers - 1, most);
+  std::vector<std::size_t> chosen;
+  for (std::size_t i = 0; i < shown; ++i) {
+    chosen.push_back(shown == 1 ? layers - 1 : 1 + i * (layers - 2) / (shown - 1));
+  }
+  return chosen;
+}
+
+HeatMap pairs_of_tokens(const Comparison& c) {
+  HeatMap map;
+  map.x_label = "token";
+  map.y_label = "token";
+  for (const std::int64_t token : c.pictured) map.columns.push_back(fmt::format("{}", token));
+  map.rows = map.columns;
+  map.least = INFINITY;
+  map.most = -INFINITY;
+  return map;
+}
+
+void add_panel(HeatMap& map, std::string title, std::vector<std::vector<double>> rows) {
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::size_t k = 0; k < rows[r].size(); ++k) {
+      double& value = rows[r][k];
+      if (k > r) {
+        value = NAN;  // no token sees later ones
+        continue;
+      }
+      map.least = std::min(map.least, value);
+      map.most = std::max(map.most, value);
+    }
+  }
+  map.panels.push_back({std::move(title), std::move(rows)});
+}
+
 }  // namespace
 
 std::size_t colour_of(const Comparison& comparison, const Entry& entry) {
@@ -128,38 +165,28 @@ HeatMap passkey_map(const Comparison& c) {
 }
 
 HeatMap position_map(const Comparison& c, const Entry& entry) {
-  constexpr std::size_t most_layers = 5;
-  HeatMap map;
+  HeatMap map = pairs_of_tokens(c);
   map.name = "positions-" + entry.name;
   map.title = fmt::format("Dot products of position states, {}", entry.name);
-  map.x_label = "token";
-  map.y_label = "token";
   map.value_label = "dot product";
-  for (const std::int64_t token : c.pictured) map.columns.push_back(fmt::format("{}", token));
-  map.rows = map.columns;
-  // The first layer reads what RoPE gives; the updates show from the second on.
-  const std::size_t layers = entry.layers.size(), shown = std::min(layers - 1, most_layers);
-  std::vector<std::size_t> chosen{0};
-  for (std::size_t i = 0; i < shown; ++i) {
-    chosen.push_back(shown == 1 ? layers - 1 : 1 + i * (layers - 2) / (shown - 1));
+  add_panel(map, "RoPE, all layers", entry.layers[0].position);
+  for (const std::size_t layer : pictured_layers(entry)) {
+    add_panel(map, fmt::format("{}, layer {}", entry.name, layer + 1), entry.layers[layer].position);
   }
-  map.least = INFINITY;
-  map.most = -INFINITY;
-  for (const std::size_t layer : chosen) {
-    HeatMap::Panel panel{layer == 0 ? "RoPE, all layers" : fmt::format("{}, layer {}", entry.name, layer + 1),
-                         entry.layers[layer].position};
-    for (std::size_t r = 0; r < panel.rows.size(); ++r) {
-      for (std::size_t k = 0; k < panel.rows[r].size(); ++k) {
-        double& value = panel.rows[r][k];
-        if (k > r) {
-          value = NAN;  // no token sees later ones
-          continue;
-        }
-        map.least = std::min(map.least, value);
-        map.most = std::max(map.most, value);
-      }
+  return map;
+}
+
+HeatMap position_change_map(const Comparison& c, const Entry& entry) {
+  HeatMap map = pairs_of_tokens(c);
+  map.name = "position-changes-" + entry.name;
+  map.title = fmt::format("Change of the dot products of position states, {}", entry.name);
+  map.value_label = "dot product less RoPE's";
+  for (const std::size_t layer : pictured_layers(entry)) {
+    std::vector<std::vector<double>> change = entry.layers[layer].position;
+    for (std::size_t r = 0; r < change.size(); ++r) {
+      for (std::size_t k = 0; k < change[r].size(); ++k) change[r][k] -= entry.layers[0].position[r][k];
     }
-    map.panels.push_back(std::move(panel));
+    add_panel(map, fmt::format("layer {} less RoPE", layer + 1), std::move(change));
   }
   return map;
 }

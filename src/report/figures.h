@@ -15,6 +15,8 @@ LineChart distance_chart(const Comparison& comparison);
 HeatMap passkey_map(const Comparison& comparison);
 // Dot products of position states: RoPE's, which are the same in every layer, then those of layers of a TAPE entry.
 HeatMap position_map(const Comparison& comparison, const Entry& entry);
+// What its layers made of RoPE's, on a scale of its own: a short training changes less than the eye sees in the other.
+HeatMap position_change_map(const Comparison& comparison, const Entry& entry);
 
 // The place of an entry in the palette.
 std::size_t colour_of(const Comparison& comparison, const Entry& entry);

@@ -30,7 +30,7 @@ thead th{color:var(--soft);font-size:.875rem;border-bottom-color:var(--soft)}
 th:first-child,td:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 td.text{text-align:left;white-space:normal;min-width:7rem}
 td b{color:var(--ink)}
-tr.base td,tr.base th{color:var(--soft)}
+tr.base td,tr.base th,td.paper{color:var(--soft)}
 .key{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin-right:.5em}
 .bar{display:block;height:4px;border-radius:2px;background:var(--c1);margin-top:2px;margin-left:auto;opacity:.75}
 figure{margin:.8rem 0 1.2rem}
@@ -48,7 +48,7 @@ border-radius:6px;font-size:.8125rem;line-height:1.35;white-space:pre;font-varia
 #tip b{display:block;font-weight:600}
 .chart .cross{stroke:var(--soft);fill:none}
 @media (max-width:640px){.chart.wide{display:none}.chart.narrow{display:block}main{padding-top:18px}h1{font-size:1.4rem}
-th,td{padding:.34rem .45rem;font-size:.9rem}.panels{grid-template-columns:1fr 1fr;gap:8px}
+th,td,thead th{padding:.34rem .22rem;font-size:.82rem}.panels{grid-template-columns:1fr 1fr;gap:8px}
 .chart.panel text{font-size:16.8px}}
 @media print{body{font-size:11pt}main{max-width:none;padding:0}h2{break-after:avoid}figure,tr{break-inside:avoid}
 .scroll{overflow:visible}.chart.wide{display:block}.chart.narrow{display:none}pre{white-space:pre-wrap}#tip{display:none!important}}
@@ -144,6 +144,7 @@ std::string perplexity_table(const Comparison& c, std::size_t text) {
   html += fmt::format("<caption>Perplexity by context: {} tokens of {}, protocol {}</caption>\n<thead><tr><th></th>",
                       grouped(c.texts[text].tokens), escaped(c.texts[text].name), protocol_name(c.protocol));
   for (const std::int64_t context : c.contexts) html += fmt::format("<th scope=\"col\">{}</th>", context);
+  for (const std::string& heading : paper_headings(c)) html += fmt::format("<th scope=\"col\">{}</th>", heading);
   html += "</tr></thead>\n<tbody>\n";
   bool beyond = false;
   for (const Entry& entry : c.entries) {
@@ -156,6 +157,7 @@ std::string perplexity_table(const Comparison& c, std::size_t text) {
       html += fmt::format("<td>{}{}{}{}</td>", best ? "<b>" : "", shown_perplexity(row.perplexity), best ? "</b>" : "",
                           marked ? "*" : "&#8199;");
     }
+    for (const std::string& cell : paper_cells(c, entry)) html += fmt::format("<td class=\"paper\">{}</td>", cell);
     html += "</tr>\n";
   }
   html += "</tbody></table></div>\n";
@@ -268,6 +270,7 @@ std::string inside(const Comparison& c) {
                                "first {} tokens of the text. RoPE's depend on the distance alone and are the same in "
                                "every layer; {} changes them from layer to layer.",
                                c.pictured.empty() ? 0 : c.pictured.back() + 1, escaped(entry.name)));
+    html += figure(position_change_map(c, entry), "The same pairs: by how much each layer differs from RoPE.");
   }
   return html + figure(distance_chart(c),
                        "How far back attention reaches in each layer: the distance to the tokens that "
@@ -316,7 +319,9 @@ std::vector<std::pair<std::string, std::string>> chart_files(const Comparison& c
   if (has_passkey(c)) add(passkey_map(c));
   if (has_layers(c)) add(distance_chart(c));
   for (const Entry& entry : c.entries) {
-    if (has_positions(entry)) add(position_map(c, entry));
+    if (!has_positions(entry)) continue;
+    add(position_map(c, entry));
+    add(position_change_map(c, entry));
   }
   return files;
 }

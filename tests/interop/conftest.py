@@ -33,11 +33,11 @@ class Tapetune:
     def __init__(self, path: Path, scratch: Path):
         self.path, self.scratch, self.calls = path, scratch, 0
 
-    def __call__(self, *args, stdin: bytes = b"") -> bytes:
+    def __call__(self, *args, stdin: bytes = b"", seconds: float = 300) -> bytes:
         """Runs it and returns its stdout; any exit code but 0 fails the test with what it said."""
         command = [str(self.path), *map(str, args)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, input=stdin, capture_output=True, timeout=300, env=environment)
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, env=environment)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-2000:]
             pytest.fail(f"exit {done.returncode} from: {' '.join(command)[:500]}\n{said}", pytrace=False)

@@ -16,8 +16,8 @@ def quickstart(folder, tapetune, **options):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, **options)
 
 
-def test_the_corpus_repeats_itself_from_afar(tmp_path):
-    """Always the same, and with repeats that the base model's context does not reach."""
+def test_the_corpus_reaches_back_from_afar(tmp_path):
+    """Always the same, true to itself within a document, and with ties that the base model's context does not reach."""
     for name in ("a", "b"):
         command = [sys.executable, models.ROOT / "tools" / "corpus.py", tmp_path / name, "--tokens", "40000"]
         subprocess.run(command, check=True)
@@ -26,15 +26,18 @@ def test_the_corpus_repeats_itself_from_afar(tmp_path):
     assert text != (tmp_path / "a" / "held-out.txt").read_text()
     known = json.loads((tmp_path / "a" / "tokenizer.json").read_text())["model"]["vocab"]
     assert set(text.split()) <= set(known)
-    near, far = 0, 0
-    for evening in text.splitlines():
-        last = {}
-        for at, line in enumerate(evening.split(" . ")):
-            distance = 9 * (at - last.get(line, at))
-            near += 0 < distance < 128
-            far += distance >= 128
-            last[line] = at
-    assert 0.4 < far / (near + far) < 0.6, f"{far} of {near + far} repeats are far"
+    near, far, does = 0, 0, {}
+    for village in text.splitlines():
+        words, last, surnames = village.split(), {}, {}
+        for at in range(0, len(words), 3):
+            name, surname, verb = words[at : at + 3]
+            assert surnames.setdefault(name, surname) == surname, f"{name} has two surnames in one village"
+            assert does.setdefault(name, verb) == verb, f"{name} does two things"
+            near += name in last and at - last[name] < 128
+            far += name in last and at - last[name] >= 128
+            last[name] = at
+        assert len(set(surnames.values())) == len(surnames), "two people of a village share a surname"
+    assert 0.25 < far / (near + far) < 0.4, f"{far} of {near + far} people were last named from afar"
 
 
 def test_quickstart_leaves_a_report_a_model_and_a_line(tapetune, tmp_path):

@@ -59,7 +59,8 @@ def test_every_chart_is_there_and_readable(report, tab, width, dark):
     tab.open(report / "report.html", width, dark)
     charts = tab.evaluate(CHARTS)
     names = [chart["name"] for chart in charts]
-    for word in ("Perplexity against context", "Training loss", "Dot products of position", "Attention distance"):
+    words = "Perplexity against context", "Training loss", "Dot products of position", "Change of", "Attention distance"
+    for word in words:
         assert any(word in name for name in names), f"no chart {word} among {names}"
     for chart in charts:
         assert chart["scale"] or chart["marks"] > 0, f"{chart['name']} is empty"
@@ -99,7 +100,8 @@ def test_nothing_is_asked_of_a_network(report, tab):
 
 def test_charts_are_files_of_their_own(report, tab):
     files = sorted((report / "charts").glob("*.svg"))
-    assert {file.stem for file in files} == {"perplexity", "loss", "attention-distance", "positions-tape"}
+    positions = {"positions-tape", "position-changes-tape"}
+    assert {file.stem for file in files} == {"perplexity", "loss", "attention-distance"} | positions
     for file in files:
         tab.open(file, 1280)
         assert tab.evaluate("document.querySelectorAll('.line,.cell').length") > 0, f"{file.name} is empty"
