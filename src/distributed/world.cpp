@@ -17,7 +17,7 @@
 #include "core/json.h"
 #include "distributed/gloo.h"
 #ifdef TAPETUNE_CUDA
-#include "distributed/nccl.h"
+#include "distributed/cuda/nccl.h"
 #endif
 
 namespace tapetune {

@@ -1,4 +1,4 @@
-#include "distributed/nccl.h"
+#include "distributed/cuda/nccl.h"
 
 #define USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
