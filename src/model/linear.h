@@ -37,4 +37,9 @@ at::ScalarType arithmetic_dtype(const at::Tensor& x);
 // Whether this CPU multiplies bf16 at speed; where not, bf16 is storage and f32 is arithmetic.
 bool cpu_has_fast_bf16();
 
+// To be called before the first product. oneDNN, by which LibTorch multiplies bf16, asks the processor how large AMX's
+// tiles are. Virtual machines have been seen that offer AMX and hide that answer, where it ends the process with an
+// illegal instruction; it is then told to leave AMX alone.
+void avoid_hidden_tiles();
+
 }  // namespace tapetune

@@ -129,7 +129,9 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 }  // namespace
 
 Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, Seams seams)
-    : config_(std::move(config)), weights_(std::move(weights)), dtype_(dtype), seams_(std::move(seams)) {}
+    : config_(std::move(config)), weights_(std::move(weights)), dtype_(dtype), seams_(std::move(seams)) {
+  avoid_hidden_tiles();
+}
 
 Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {
   return {checkpoint.config(), map_weights(checkpoint, device), dtype};

@@ -9,6 +9,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing here may reach for a model hub
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# torch dies of bf16 on virtual machines that offer AMX without saying how large its tiles are. tapetune sees that by itself.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # The copies that transformers imports of a folder's own code: one place a worker, gone with it, and not the user's.
 _modules = tempfile.TemporaryDirectory(prefix="tapetune-modules-")
 os.environ["HF_MODULES_CACHE"] = _modules.name
@@ -37,6 +39,7 @@ class Tapetune:
         """Runs it and returns its stdout; any exit code but 0 fails the test with what it said."""
         command = [str(self.path), *map(str, args)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment.pop("ONEDNN_MAX_CPU_ISA")
         done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, env=environment)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-2000:]
