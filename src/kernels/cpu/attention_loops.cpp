@@ -9,122 +9,33 @@ namespace tapetune::kernels::loops {
 
 namespace {
 
-// Vectors go by reference only: by value they would have a different ABI for each instruction set.
-constexpr int half = 8;
-using Vector = float __attribute__((vector_size(4 * half)));
-using Loose = float __attribute__((vector_size(4 * half), aligned(4), may_alias));
-using Bits = std::uint32_t __attribute__((vector_size(4 * half)));
-using Mask = std::int32_t __attribute__((vector_size(4 * half)));  // what a comparison gives: 0 or -1
-
-// A tile of a product is 6 x 16 numbers: 12 of the 16 vector registers of AVX2, the others for a row and a factor.
-constexpr std::int64_t tile = 6;
-struct Tile {
-  Vector c[tile][2];
-};
-
-// Heads of at most 8 numbers leave half of such a tile empty, so that theirs is twice as high and half as wide.
-constexpr std::int64_t strip = 2 * tile;
-struct Strip {
-  Vector c[strip];
-};
-// Rows that are computed together: what one of them needs exists for all.
-constexpr std::int64_t unit_of(std::int64_t width) { return width <= half ? strip : tile; }
-
+constexpr float log2_e = 1.44269504F, ln_2 = 0.693147181F;
 constexpr std::int64_t forward_keys = 384;  // scores that a query holds at a time
 constexpr std::int64_t score_stride = row_stride(key_block);
 constexpr std::int64_t forward_stride = row_stride(forward_keys);
-static_assert(key_block % strip == 0 && key_block % lane == 0 && query_block % strip == 0 && forward_keys % lane == 0);
-
-constexpr float log2_e = 1.44269504F, ln_2 = 0.693147181F;
+constexpr std::int64_t highest_tile = 12;  // rows that are computed together, at most: room is made for whole tiles
+static_assert(key_block % highest_tile == 0 && key_block % lane == 0 && query_block % highest_tile == 0 &&
+              forward_keys % lane == 0);
 
 TAPETUNE_INLINE std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-TAPETUNE_INLINE void load(Vector& x, const float* from) { x = *reinterpret_cast<const Loose*>(from); }
-TAPETUNE_INLINE void store(float* to, const Vector& x) { *reinterpret_cast<Loose*>(to) = x; }
-
-// 2^x, and 0 below 2^-126: 1 ulp. Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-TAPETUNE_INLINE void exp2_inplace(Vector& x) {
-  const Mask tiny = x < -126.0F;
-  const Vector shifted = x + 12582912.0F;
-  const Vector r = x - (shifted - 12582912.0F);
-  Vector p = 1.53458124e-4F * r + 1.33999309e-3F;
-  p = p * r + 9.61848907e-3F;
-  p = p * r + 5.55032864e-2F;
-  p = p * r + 2.40226462e-1F;
-  p = p * r + 6.93147182e-1F;
-  p = p * r + 1.0F;
-  x = reinterpret_cast<Vector>((reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(shifted) << 23)) &
-                               reinterpret_cast<Bits>(~tiny));
-}
-
-TAPETUNE_INLINE void clear(Tile& t) {
-#pragma GCC unroll 6
-  for (int i = 0; i < tile; ++i) t.c[i][0] = t.c[i][1] = Vector{};
-}
-
-TAPETUNE_INLINE void load(Tile& t, const float* from, std::int64_t stride) {
-#pragma GCC unroll 6
-  for (int i = 0; i < tile; ++i) load(t.c[i][0], from + i * stride), load(t.c[i][1], from + i * stride + half);
-}
-
-TAPETUNE_INLINE void store(const Tile& t, float* to, std::int64_t stride) {
-#pragma GCC unroll 6
-  for (int i = 0; i < tile; ++i) store(to + i * stride, t.c[i][0]), store(to + i * stride + half, t.c[i][1]);
-}
-
-// t += a b, with a[i, k] at a + i * row + k * step and b[k, j] at b + k * b_stride + j.
-TAPETUNE_INLINE void multiply(Tile& t, const float* a, std::int64_t row, std::int64_t step, const float* b,
-                              std::int64_t b_stride, std::int64_t count) {
-#pragma GCC unroll 2
-  for (std::int64_t k = 0; k < count; ++k) {
-    Vector b0, b1;
-    load(b0, b), load(b1, b + half);
-#pragma GCC unroll 6
-    for (int i = 0; i < tile; ++i) {
-      const float x = a[i * row];
-      t.c[i][0] += x * b0;
-      t.c[i][1] += x * b1;
-    }
-    a += step, b += b_stride;
-  }
-}
-
-TAPETUNE_INLINE void clear(Strip& t) {
-#pragma GCC unroll 12
-  for (int i = 0; i < strip; ++i) t.c[i] = Vector{};
-}
-
-TAPETUNE_INLINE void load(Strip& t, const float* from, std::int64_t stride) {
-#pragma GCC unroll 12
-  for (int i = 0; i < strip; ++i) load(t.c[i], from + i * stride);
-}
-
-TAPETUNE_INLINE void store(const Strip& t, float* to, std::int64_t stride) {
-#pragma GCC unroll 12
-  for (int i = 0; i < strip; ++i) store(to + i * stride, t.c[i]);
-}
-
-TAPETUNE_INLINE void shrink_rows(Tile& t, const float* shrink) {
-#pragma GCC unroll 6
-  for (int i = 0; i < tile; ++i) t.c[i][0] *= shrink[i], t.c[i][1] *= shrink[i];
-}
-
-TAPETUNE_INLINE void shrink_rows(Strip& t, const float* shrink) {
-#pragma GCC unroll 12
-  for (int i = 0; i < strip; ++i) t.c[i] *= shrink[i];
-}
-
-TAPETUNE_INLINE void multiply(Strip& t, const float* a, std::int64_t row, std::int64_t step, const float* b,
-                              std::int64_t b_stride, std::int64_t count) {
-#pragma GCC unroll 2
-  for (std::int64_t k = 0; k < count; ++k) {
-    Vector b0;
-    load(b0, b);
-#pragma GCC unroll 12
-    for (int i = 0; i < strip; ++i) t.c[i] += a[i * row] * b0;
-    a += step, b += b_stride;
-  }
-}
+// Vectors go by reference only: by value they would have a different ABI for each instruction set.
+template <int count>
+struct Of;
+template <>
+struct Of<8> {
+  using Vector = float __attribute__((vector_size(32)));
+  using Loose = float __attribute__((vector_size(32), aligned(4), may_alias));
+  using Bits = std::uint32_t __attribute__((vector_size(32)));
+  using Mask = std::int32_t __attribute__((vector_size(32)));  // what a comparison gives: 0 or -1
+};
+template <>
+struct Of<16> {
+  using Vector = float __attribute__((vector_size(64)));
+  using Loose = float __attribute__((vector_size(64), aligned(4), may_alias));
+  using Bits = std::uint32_t __attribute__((vector_size(64)));
+  using Mask = std::int32_t __attribute__((vector_size(64)));
+};
 
 TAPETUNE_INLINE void copy_scaled(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t width,
                                  float scale, float* to) {
@@ -143,14 +54,15 @@ TAPETUNE_INLINE void fill(float* to, std::int64_t count, float value) {
 
 TAPETUNE_INLINE void transpose(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t width,
                                float* to) {
+  constexpr int half = 8;
   for (std::int64_t r = 0; r < rows; r += half) {
     float* at = to + r / lane * lane * width + r % lane;
     const float* x = from + r * stride;
     const std::int64_t there = std::min<std::int64_t>(half, rows - r);
     for (std::int64_t i = 0; i < width && there == half; ++i, ++x) {
-      const Vector column = {x[0],          x[stride],     x[2 * stride], x[3 * stride],
-                             x[4 * stride], x[5 * stride], x[6 * stride], x[7 * stride]};
-      store(at + i * lane, column);
+      const Of<half>::Vector column = {x[0],          x[stride],     x[2 * stride], x[3 * stride],
+                                       x[4 * stride], x[5 * stride], x[6 * stride], x[7 * stride]};
+      *reinterpret_cast<Of<half>::Loose*>(at + i * lane) = column;
     }
     for (std::int64_t i = 0; i < width && there < half; ++i, ++x) {
       for (std::int64_t j = 0; j < half; ++j) at[i * lane + j] = j < there ? x[j * stride] : 0;
@@ -167,64 +79,6 @@ TAPETUNE_INLINE std::int64_t visible(std::int64_t seen, std::int64_t row, std::i
   return std::clamp<std::int64_t>(seen + row, 0, keys);
 }
 
-// Scores of one query to weights relative to the largest so far: `count` numbers, of which the first `there` are keys.
-TAPETUNE_INLINE void soften(float* scores, std::int64_t there, std::int64_t count, float& largest, float& sum,
-                            float& shrink) {
-  for (std::int64_t i = there; i < count; ++i) scores[i] = -INFINITY;
-  Vector top, x;
-  load(top, scores);
-  for (std::int64_t i = half; i < count; i += half) {
-    load(x, scores + i);
-    top = top > x ? top : x;
-  }
-  float now = largest;
-  for (int j = 0; j < half; ++j) now = top[j] > now ? top[j] : now;
-  Vector total{};
-  for (std::int64_t i = 0; i < count; i += half) {
-    load(x, scores + i);
-    x = x - now;
-    exp2_inplace(x);
-    store(scores + i, x);
-    total += x;
-  }
-  x = Vector{} + (largest - now);
-  exp2_inplace(x);
-  shrink = x[0];
-  float added = 0;
-  for (int j = 0; j < half; ++j) added += total[j];
-  sum = sum * shrink + added;
-  largest = now;
-}
-
-// to = to * shrink + weights values, tile by tile; at the first block `to` holds nothing yet.
-template <typename T>
-TAPETUNE_INLINE void mix_by(const float* weights, const float* values, float* to, const float* shrink, bool first,
-                            std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
-  const std::int64_t stride = row_stride(width), unit = unit_of(width);
-  for (std::int64_t c = 0; c < width; c += lane) {
-    for (std::int64_t r = 0; r < rows; r += unit) {
-      const std::int64_t there = visible(seen, r + unit - 1, keys);
-      if (there == 0) continue;
-      float* at = to + r * stride + c;
-      T t;
-      if (first) {
-        clear(t);
-      } else {
-        load(t, at, stride);
-        shrink_rows(t, shrink + r);
-      }
-      multiply(t, weights + r * forward_stride, forward_stride, 1, values + c, stride, there);
-      store(t, at, stride);
-    }
-  }
-}
-
-TAPETUNE_INLINE void mix(const float* weights, const float* values, float* to, const float* shrink, bool first,
-                         std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
-  if (unit_of(width) == strip) return mix_by<Strip>(weights, values, to, shrink, first, seen, rows, keys, width);
-  mix_by<Tile>(weights, values, to, shrink, first, seen, rows, keys, width);
-}
-
 TAPETUNE_INLINE void divide(const float* from, const float* sum, float* to, std::int64_t stride, std::int64_t rows,
                             std::int64_t width) {
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -233,6 +87,383 @@ TAPETUNE_INLINE void divide(const float* from, const float* sum, float* to, std:
     for (std::int64_t i = 0; i < width; ++i) to[r * stride + i] = x[i] * factor;
   }
 }
+
+TAPETUNE_INLINE float dot(const float* a, const float* b, std::int64_t width) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < width; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Room for whole units of queries, wherever the first begins.
+TAPETUNE_INLINE std::int64_t padded_rows(std::int64_t queries) {
+  return round_up(queries, highest_tile) + highest_tile;
+}
+
+TAPETUNE_INLINE void write(const float* from, float scale, float* to, std::int64_t to_stride, std::int64_t rows,
+                           std::int64_t width) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* x = from + r * row_stride(width);
+    for (std::int64_t i = 0; i < width; ++i) to[r * to_stride + i] = x[i] * scale;
+  }
+}
+
+// All of it for one size of vectors, `count` numbers each. A tile of a product is `tile` x 16 numbers: 6 rows of two
+// vectors with AVX2, which are 12 of its 16 registers, the others for a row and a factor; 12 rows of one with AVX-512.
+template <int count>
+struct Loops {
+  using Vector = typename Of<count>::Vector;
+  using Bits = typename Of<count>::Bits;
+  using Mask = typename Of<count>::Mask;
+  static constexpr int parts = lane / count, tile = highest_tile / parts;
+  struct Tile {
+    Vector c[tile][parts];
+  };
+
+  // Heads of at most `count` numbers leave half of two vectors empty, so that their tile is twice as high and half as
+  // wide.
+  static constexpr int strip = highest_tile;
+  struct Strip {
+    Vector c[strip][1];
+  };
+  // Rows that are computed together: what one of them needs exists for all.
+  static constexpr std::int64_t unit_of(std::int64_t width) { return width <= count ? strip : tile; }
+
+  static TAPETUNE_INLINE void load(Vector& x, const float* from) {
+    x = *reinterpret_cast<const typename Of<count>::Loose*>(from);
+  }
+  static TAPETUNE_INLINE void store(float* to, const Vector& x) {
+    *reinterpret_cast<typename Of<count>::Loose*>(to) = x;
+  }
+
+  // 2^x, and 0 below 2^-126: 1 ulp. Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+  static TAPETUNE_INLINE void exp2_inplace(Vector& x) {
+    const Mask tiny = x < -126.0F;
+    const Vector shifted = x + 12582912.0F;
+    const Vector r = x - (shifted - 12582912.0F);
+    Vector p = 1.53458124e-4F * r + 1.33999309e-3F;
+    p = p * r + 9.61848907e-3F;
+    p = p * r + 5.55032864e-2F;
+    p = p * r + 2.40226462e-1F;
+    p = p * r + 6.93147182e-1F;
+    p = p * r + 1.0F;
+    x = reinterpret_cast<Vector>((reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(shifted) << 23)) &
+                                 reinterpret_cast<Bits>(~tiny));
+  }
+
+  template <int rows, int columns>
+  static TAPETUNE_INLINE void clear(Vector (&c)[rows][columns]) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < columns; ++j) c[i][j] = Vector{};
+    }
+  }
+
+  template <int rows, int columns>
+  static TAPETUNE_INLINE void load(Vector (&c)[rows][columns], const float* from, std::int64_t stride) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < columns; ++j) load(c[i][j], from + i * stride + j * count);
+    }
+  }
+
+  template <int rows, int columns>
+  static TAPETUNE_INLINE void store(const Vector (&c)[rows][columns], float* to, std::int64_t stride) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < columns; ++j) store(to + i * stride + j * count, c[i][j]);
+    }
+  }
+
+  template <int rows, int columns>
+  static TAPETUNE_INLINE void shrink_rows(Vector (&c)[rows][columns], const float* shrink) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < columns; ++j) c[i][j] *= shrink[i];
+    }
+  }
+
+  // c += a b, with a[i, k] at a + i * row + k * step and b[k, j] at b + k * b_stride + j.
+  template <int rows, int columns>
+  static TAPETUNE_INLINE void multiply(Vector (&c)[rows][columns], const float* a, std::int64_t row, std::int64_t step,
+                                       const float* b, std::int64_t b_stride, std::int64_t terms) {
+#pragma GCC unroll 2
+    for (std::int64_t k = 0; k < terms; ++k) {
+      Vector own[columns];
+#pragma GCC unroll 2
+      for (int j = 0; j < columns; ++j) load(own[j], b + j * count);
+#pragma GCC unroll 12
+      for (int i = 0; i < rows; ++i) {
+        const float x = a[i * row];
+#pragma GCC unroll 2
+        for (int j = 0; j < columns; ++j) c[i][j] += x * own[j];
+      }
+      a += step, b += b_stride;
+    }
+  }
+
+  // Scores of one query to weights relative to the largest so far: `length` numbers, of which the first `there` are
+  // keys.
+  static TAPETUNE_INLINE void soften(float* scores, std::int64_t there, std::int64_t length, float& largest, float& sum,
+                                     float& shrink) {
+    for (std::int64_t i = there; i < length; ++i) scores[i] = -INFINITY;
+    Vector top, x;
+    load(top, scores);
+    for (std::int64_t i = count; i < length; i += count) {
+      load(x, scores + i);
+      top = top > x ? top : x;
+    }
+    float now = largest;
+    for (int j = 0; j < count; ++j) now = top[j] > now ? top[j] : now;
+    Vector total{};
+    for (std::int64_t i = 0; i < length; i += count) {
+      load(x, scores + i);
+      x = x - now;
+      exp2_inplace(x);
+      store(scores + i, x);
+      total += x;
+    }
+    x = Vector{} + (largest - now);
+    exp2_inplace(x);
+    shrink = x[0];
+    float added = 0;
+    for (int j = 0; j < count; ++j) added += total[j];
+    sum = sum * shrink + added;
+    largest = now;
+  }
+
+  // to = to * shrink + weights values, tile by tile; at the first block `to` holds nothing yet.
+  template <typename T>
+  static TAPETUNE_INLINE void mix_by(const float* weights, const float* values, float* to, const float* shrink,
+                                     bool first, std::int64_t seen, std::int64_t rows, std::int64_t keys,
+                                     std::int64_t width) {
+    const std::int64_t stride = row_stride(width), unit = unit_of(width);
+    for (std::int64_t c = 0; c < width; c += lane) {
+      for (std::int64_t r = 0; r < rows; r += unit) {
+        const std::int64_t there = visible(seen, r + unit - 1, keys);
+        if (there == 0) continue;
+        float* at = to + r * stride + c;
+        T t;
+        if (first) {
+          clear(t.c);
+        } else {
+          load(t.c, at, stride);
+          shrink_rows(t.c, shrink + r);
+        }
+        multiply(t.c, weights + r * forward_stride, forward_stride, 1, values + c, stride, there);
+        store(t.c, at, stride);
+      }
+    }
+  }
+
+  static TAPETUNE_INLINE void mix(const float* weights, const float* values, float* to, const float* shrink, bool first,
+                                  std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    if (unit_of(width) == strip) return mix_by<Strip>(weights, values, to, shrink, first, seen, rows, keys, width);
+    mix_by<Tile>(weights, values, to, shrink, first, seen, rows, keys, width);
+  }
+
+  static TAPETUNE_INLINE void forward(const Forward& f) {
+    const std::int64_t width = f.width, stride = row_stride(width), unit = unit_of(width),
+                       rows = round_up(f.rows, unit);
+    const std::int64_t all = f.seen + f.rows - 1;
+    float* q = f.scratch;                         // [rows, stride]
+    float* values = q + query_block * stride;     // [rows, stride]
+    float* also = values + query_block * stride;  // [rows, stride]
+    float* scores = also + query_block * stride;  // [rows, forward_stride]
+    float* largest = scores + query_block * forward_stride;
+    float* sum = largest + query_block;
+    float* shrink = sum + query_block;
+
+    // Scores in powers of two: their exponentials are cheaper.
+    copy_scaled(f.q, f.q_stride, f.rows, width, f.scale * log2_e, q);
+    fill(q + f.rows * stride, (rows - f.rows) * stride, 0);
+    fill(largest, rows, -INFINITY);
+    fill(sum, rows, 0);
+    for (std::int64_t begin = 0; begin < all; begin += forward_keys) {
+      const std::int64_t keys = std::min(forward_keys, all - begin), seen = f.seen - begin;
+      for (std::int64_t k = 0; k < keys; k += lane) {
+        const float* panel = f.keys + (begin + k) * width;
+        for (std::int64_t r = 0; r < rows; r += tile) {
+          if (visible(seen, r / unit * unit + unit - 1, keys) <= k) continue;
+          Tile t;
+          clear(t.c);
+          multiply(t.c, q + r * stride, stride, 1, panel, lane, width);
+          store(t.c, scores + r * forward_stride + k, forward_stride);
+        }
+      }
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t last = visible(seen, r / unit * unit + unit - 1, keys);
+        if (last == 0) continue;
+        soften(scores + r * forward_stride, visible(seen, r, keys), round_up(last, lane), largest[r], sum[r],
+               shrink[r]);
+      }
+      mix(scores, f.values + begin * stride, values, shrink, begin == 0, seen, rows, keys, width);
+      if (f.also != nullptr) {
+        mix(scores, f.also + begin * stride, also, shrink, begin == 0, seen, rows, keys, width);
+      }
+    }
+    divide(values, sum, f.out, f.out_stride, f.rows, width);
+    if (f.also != nullptr) divide(also, sum, f.out_also, f.out_stride, f.rows, width);
+    for (std::int64_t r = 0; r < f.rows; ++r) f.lse[r] = largest[r] * ln_2 + std::log(sum[r]);
+  }
+
+  // to[key] += sum over the rows that see it of scores[row, key] x[row].
+  template <typename T>
+  static TAPETUNE_INLINE void spread_by(const float* scores, const float* x, float* to, std::int64_t seen,
+                                        std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    const std::int64_t stride = row_stride(width), unit = unit_of(width);
+    for (std::int64_t k = 0; k < keys; k += unit) {
+      const std::int64_t from = std::max<std::int64_t>(0, k + 1 - seen);
+      if (from >= rows) break;
+      for (std::int64_t c = 0; c < width; c += lane) {
+        T t;
+        float* at = to + k * stride + c;
+        load(t.c, at, stride);
+        multiply(t.c, scores + from * score_stride + k, 1, score_stride, x + from * stride + c, stride, rows - from);
+        store(t.c, at, stride);
+      }
+    }
+  }
+
+  static TAPETUNE_INLINE void spread(const float* scores, const float* x, float* to, std::int64_t seen,
+                                     std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    if (unit_of(width) == strip) return spread_by<Strip>(scores, x, to, seen, rows, keys, width);
+    spread_by<Tile>(scores, x, to, seen, rows, keys, width);
+  }
+
+  // to[row] += sum over the keys that it sees of scores[row, key] k[key].
+  template <typename T>
+  static TAPETUNE_INLINE void gather_by(const float* scores, const float* k, float* to, std::int64_t seen,
+                                        std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    const std::int64_t stride = row_stride(width), unit = unit_of(width);
+    for (std::int64_t c = 0; c < width; c += lane) {
+      for (std::int64_t r = 0; r < rows; r += unit) {
+        float* at = to + r * stride + c;
+        T t;
+        load(t.c, at, stride);
+        multiply(t.c, scores + r * score_stride, score_stride, 1, k + c, stride, visible(seen, r + unit - 1, keys));
+        store(t.c, at, stride);
+      }
+    }
+  }
+
+  static TAPETUNE_INLINE void gather(const float* scores, const float* k, float* to, std::int64_t seen,
+                                     std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    if (unit_of(width) == strip) return gather_by<Strip>(scores, k, to, seen, rows, keys, width);
+    gather_by<Tile>(scores, k, to, seen, rows, keys, width);
+  }
+
+  static TAPETUNE_INLINE void backward(const Backward& b) {
+    const std::int64_t width = b.width, stride = row_stride(width), padded = padded_rows(b.queries);
+    const bool second = b.d_attended.data != nullptr;
+    float* q = b.scratch;                                     // [padded, stride]
+    float* d_q = q + padded * stride;                         // [padded, stride]
+    float* d_values = d_q + padded * stride;                  // [padded, stride]
+    float* d_attended = d_values + padded * stride;           // [padded, stride]
+    float* k_rows = d_attended + padded * stride;             // [key_block, stride]
+    float* d_k = k_rows + key_block * stride;                 // [key_block, stride]
+    float* d_v = d_k + key_block * stride;                    // [key_block, stride]
+    float* d_also = d_v + key_block * stride;                 // [key_block, stride]
+    float* weights = d_also + key_block * stride;             // [query_block, score_stride]
+    float* d_scores = weights + query_block * score_stride;   // [query_block, score_stride]
+    float* k_panels = d_scores + query_block * score_stride;  // [key_block / lane, width, lane]
+    float* v_panels = k_panels + key_block * width;
+    float* also_panels = v_panels + key_block * width;
+    float* lse = also_panels + key_block * width;  // [padded], in powers of two
+    float* delta = lse + padded;                   // [padded]: the sum of weights times their gradients
+
+    copy_scaled(b.q.data, b.q.stride, b.queries, width, b.scale * log2_e, q);
+    copy_scaled(b.d_values.data, b.d_values.stride, b.queries, width, 1.0F, d_values);
+    if (second) copy_scaled(b.d_attended.data, b.d_attended.stride, b.queries, width, 1.0F, d_attended);
+    for (float* x : {q, d_values, d_attended}) fill(x + b.queries * stride, (padded - b.queries) * stride, 0);
+    fill(d_q, padded * stride, 0);
+    fill(weights, 2 * query_block * score_stride, 0);
+    fill(lse, 2 * padded, 0);
+    for (std::int64_t r = 0; r < b.queries; ++r) {
+      lse[r] = b.lse[r] * log2_e;
+      delta[r] = dot(b.values.data + r * b.values.stride, d_values + r * stride, width);
+      if (second) delta[r] += dot(b.attended.data + r * b.attended.stride, d_attended + r * stride, width);
+    }
+    Mask places;
+    for (int j = 0; j < count; ++j) places[j] = j;
+
+    for (std::int64_t begin = 0; begin < b.keys; begin += key_block) {
+      const std::int64_t keys = std::min(key_block, b.keys - begin);
+      copy_scaled(b.k.data + begin * b.k.stride, b.k.stride, keys, width, 1.0F, k_rows);
+      transpose(b.k.data + begin * b.k.stride, b.k.stride, keys, width, k_panels);
+      transpose(b.v.data + begin * b.v.stride, b.v.stride, keys, width, v_panels);
+      if (second) transpose(b.also.data + begin * b.also.stride, b.also.stride, keys, width, also_panels);
+      fill(d_k, 3 * key_block * stride, 0);
+
+      for (std::int64_t from = std::max<std::int64_t>(0, begin - b.past); from < b.queries; from += query_block) {
+        const std::int64_t seen = b.past + from + 1 - begin, there = std::min(query_block, b.queries - from);
+        const std::int64_t unit = unit_of(width), rows = round_up(there, unit);
+        // Where units of queries and of keys meet askew, `spread` reads keys beyond what a query sees.
+        const std::int64_t askew = seen % unit == 1 ? 0 : unit - 1;
+        for (std::int64_t k = 0; k < keys; k += lane) {
+          for (std::int64_t r = 0; r < rows; r += tile) {
+            if (visible(seen, r / unit * unit + unit - 1 + askew, keys) <= k) continue;
+            float* w = weights + r * score_stride + k;
+            Tile t;
+            clear(t.c);
+            multiply(t.c, q + (from + r) * stride, stride, 1, k_panels + k * width, lane, width);
+#pragma GCC unroll 12
+            for (int i = 0; i < tile; ++i) {
+#pragma GCC unroll 2
+              for (int j = 0; j < parts; ++j) {
+                Vector& x = t.c[i][j];
+                x = x - lse[from + r + i];
+                exp2_inplace(x);
+              }
+            }
+            if (visible(seen, r, keys) < k + lane) {  // the first row does not see all
+              for (int i = 0; i < tile; ++i) {
+                const auto last = static_cast<std::int32_t>(visible(seen, r + i, keys) - k);
+                for (int j = 0; j < parts; ++j) {
+                  t.c[i][j] = reinterpret_cast<Vector>(reinterpret_cast<Mask>(t.c[i][j]) & (places < last - j * count));
+                }
+              }
+            }
+            store(t.c, w, score_stride);
+            clear(t.c);
+            multiply(t.c, d_values + (from + r) * stride, stride, 1, v_panels + k * width, lane, width);
+            if (second)
+              multiply(t.c, d_attended + (from + r) * stride, stride, 1, also_panels + k * width, lane, width);
+#pragma GCC unroll 12
+            for (int i = 0; i < tile; ++i) {
+#pragma GCC unroll 2
+              for (int j = 0; j < parts; ++j) {
+                Vector x;
+                load(x, w + i * score_stride + j * count);
+                t.c[i][j] = x * (t.c[i][j] - delta[from + r + i]);
+              }
+            }
+            store(t.c, d_scores + r * score_stride + k, score_stride);
+          }
+        }
+        gather(d_scores, k_rows, d_q + from * stride, seen, rows, keys, width);
+        spread(weights, d_values + from * stride, d_v, seen, there, keys, width);
+        if (b.d_also != nullptr && second)
+          spread(weights, d_attended + from * stride, d_also, seen, there, keys, width);
+        spread(d_scores, q + from * stride, d_k, seen, there, keys, width);
+      }
+      const std::int64_t at = begin * b.gradient_stride;
+      write(d_k, ln_2, b.d_k + at, b.gradient_stride, keys, width);
+      write(d_v, 1.0F, b.d_v + at, b.gradient_stride, keys, width);
+      if (b.d_also != nullptr) write(d_also, 1.0F, b.d_also + at, b.gradient_stride, keys, width);
+    }
+    write(d_q, b.scale, b.d_q, b.gradient_stride, b.queries, width);
+  }
+};
+
+TAPETUNE_WIDE void forward_wide(const Forward& f) { Loops<16>::forward(f); }
+TAPETUNE_NARROW void forward_narrow(const Forward& f) { Loops<8>::forward(f); }
+TAPETUNE_WIDE void backward_wide(const Backward& b) { Loops<16>::backward(b); }
+TAPETUNE_NARROW void backward_narrow(const Backward& b) { Loops<8>::backward(b); }
 
 }  // namespace
 
@@ -247,218 +478,13 @@ TAPETUNE_SIMD void copy_panels(const float* from, std::int64_t stride, std::int6
 
 std::int64_t forward_scratch(std::int64_t width) { return query_block * (3 * row_stride(width) + forward_stride + 3); }
 
-TAPETUNE_SIMD void attention_forward(const Forward& f) {
-  const std::int64_t width = f.width, stride = row_stride(width), unit = unit_of(width), rows = round_up(f.rows, unit);
-  const std::int64_t all = f.seen + f.rows - 1;
-  float* q = f.scratch;                         // [rows, stride]
-  float* values = q + query_block * stride;     // [rows, stride]
-  float* also = values + query_block * stride;  // [rows, stride]
-  float* scores = also + query_block * stride;  // [rows, forward_stride]
-  float* largest = scores + query_block * forward_stride;
-  float* sum = largest + query_block;
-  float* shrink = sum + query_block;
-
-  // Scores in powers of two: their exponentials are cheaper.
-  copy_scaled(f.q, f.q_stride, f.rows, width, f.scale * log2_e, q);
-  fill(q + f.rows * stride, (rows - f.rows) * stride, 0);
-  fill(largest, rows, -INFINITY);
-  fill(sum, rows, 0);
-  for (std::int64_t begin = 0; begin < all; begin += forward_keys) {
-    const std::int64_t keys = std::min(forward_keys, all - begin), seen = f.seen - begin;
-    for (std::int64_t k = 0; k < keys; k += lane) {
-      const float* panel = f.keys + (begin + k) * width;
-      for (std::int64_t r = 0; r < rows; r += tile) {
-        if (visible(seen, r / unit * unit + unit - 1, keys) <= k) continue;
-        Tile t;
-        clear(t);
-        multiply(t, q + r * stride, stride, 1, panel, lane, width);
-        store(t, scores + r * forward_stride + k, forward_stride);
-      }
-    }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t last = visible(seen, r / unit * unit + unit - 1, keys);
-      if (last == 0) continue;
-      soften(scores + r * forward_stride, visible(seen, r, keys), round_up(last, lane), largest[r], sum[r], shrink[r]);
-    }
-    mix(scores, f.values + begin * stride, values, shrink, begin == 0, seen, rows, keys, width);
-    if (f.also != nullptr) {
-      mix(scores, f.also + begin * stride, also, shrink, begin == 0, seen, rows, keys, width);
-    }
-  }
-  divide(values, sum, f.out, f.out_stride, f.rows, width);
-  if (f.also != nullptr) divide(also, sum, f.out_also, f.out_stride, f.rows, width);
-  for (std::int64_t r = 0; r < f.rows; ++r) f.lse[r] = largest[r] * ln_2 + std::log(sum[r]);
-}
-
-namespace {
-
-TAPETUNE_INLINE float dot(const float* a, const float* b, std::int64_t width) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < width; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-// to[key] += sum over the rows that see it of scores[row, key] x[row].
-template <typename T>
-TAPETUNE_INLINE void spread_by(const float* scores, const float* x, float* to, std::int64_t seen, std::int64_t rows,
-                               std::int64_t keys, std::int64_t width) {
-  const std::int64_t stride = row_stride(width), unit = unit_of(width);
-  for (std::int64_t k = 0; k < keys; k += unit) {
-    const std::int64_t from = std::max<std::int64_t>(0, k + 1 - seen);
-    if (from >= rows) break;
-    for (std::int64_t c = 0; c < width; c += lane) {
-      T t;
-      float* at = to + k * stride + c;
-      load(t, at, stride);
-      multiply(t, scores + from * score_stride + k, 1, score_stride, x + from * stride + c, stride, rows - from);
-      store(t, at, stride);
-    }
-  }
-}
-
-TAPETUNE_INLINE void spread(const float* scores, const float* x, float* to, std::int64_t seen, std::int64_t rows,
-                            std::int64_t keys, std::int64_t width) {
-  if (unit_of(width) == strip) return spread_by<Strip>(scores, x, to, seen, rows, keys, width);
-  spread_by<Tile>(scores, x, to, seen, rows, keys, width);
-}
-
-// to[row] += sum over the keys that it sees of scores[row, key] k[key].
-template <typename T>
-TAPETUNE_INLINE void gather_by(const float* scores, const float* k, float* to, std::int64_t seen, std::int64_t rows,
-                               std::int64_t keys, std::int64_t width) {
-  const std::int64_t stride = row_stride(width), unit = unit_of(width);
-  for (std::int64_t c = 0; c < width; c += lane) {
-    for (std::int64_t r = 0; r < rows; r += unit) {
-      float* at = to + r * stride + c;
-      T t;
-      load(t, at, stride);
-      multiply(t, scores + r * score_stride, score_stride, 1, k + c, stride, visible(seen, r + unit - 1, keys));
-      store(t, at, stride);
-    }
-  }
-}
-
-TAPETUNE_INLINE void gather(const float* scores, const float* k, float* to, std::int64_t seen, std::int64_t rows,
-                            std::int64_t keys, std::int64_t width) {
-  if (unit_of(width) == strip) return gather_by<Strip>(scores, k, to, seen, rows, keys, width);
-  gather_by<Tile>(scores, k, to, seen, rows, keys, width);
-}
-
-// Room for whole units of queries, wherever the first begins.
-TAPETUNE_INLINE std::int64_t padded_rows(std::int64_t queries) { return round_up(queries, strip) + strip; }
-
-TAPETUNE_INLINE void write(const float* from, float scale, float* to, std::int64_t to_stride, std::int64_t rows,
-                           std::int64_t width) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const float* x = from + r * row_stride(width);
-    for (std::int64_t i = 0; i < width; ++i) to[r * to_stride + i] = x[i] * scale;
-  }
-}
-
-}  // namespace
-
 std::int64_t backward_scratch(std::int64_t queries, std::int64_t width) {
   return padded_rows(queries) * (4 * row_stride(width) + 2) + key_block * (4 * row_stride(width) + 3 * width) +
          2 * query_block * score_stride;
 }
 
-TAPETUNE_SIMD void attention_backward(const Backward& b) {
-  const std::int64_t width = b.width, stride = row_stride(width), padded = padded_rows(b.queries);
-  const bool second = b.d_attended.data != nullptr;
-  float* q = b.scratch;                                     // [padded, stride]
-  float* d_q = q + padded * stride;                         // [padded, stride]
-  float* d_values = d_q + padded * stride;                  // [padded, stride]
-  float* d_attended = d_values + padded * stride;           // [padded, stride]
-  float* k_rows = d_attended + padded * stride;             // [key_block, stride]
-  float* d_k = k_rows + key_block * stride;                 // [key_block, stride]
-  float* d_v = d_k + key_block * stride;                    // [key_block, stride]
-  float* d_also = d_v + key_block * stride;                 // [key_block, stride]
-  float* weights = d_also + key_block * stride;             // [query_block, score_stride]
-  float* d_scores = weights + query_block * score_stride;   // [query_block, score_stride]
-  float* k_panels = d_scores + query_block * score_stride;  // [key_block / lane, width, lane]
-  float* v_panels = k_panels + key_block * width;
-  float* also_panels = v_panels + key_block * width;
-  float* lse = also_panels + key_block * width;  // [padded], in powers of two
-  float* delta = lse + padded;                   // [padded]: the sum of weights times their gradients
+void attention_forward(const Forward& f) { has_wide_vectors() ? forward_wide(f) : forward_narrow(f); }
 
-  copy_scaled(b.q.data, b.q.stride, b.queries, width, b.scale * log2_e, q);
-  copy_scaled(b.d_values.data, b.d_values.stride, b.queries, width, 1.0F, d_values);
-  if (second) copy_scaled(b.d_attended.data, b.d_attended.stride, b.queries, width, 1.0F, d_attended);
-  for (float* x : {q, d_values, d_attended}) fill(x + b.queries * stride, (padded - b.queries) * stride, 0);
-  fill(d_q, padded * stride, 0);
-  fill(weights, 2 * query_block * score_stride, 0);
-  fill(lse, 2 * padded, 0);
-  for (std::int64_t r = 0; r < b.queries; ++r) {
-    lse[r] = b.lse[r] * log2_e;
-    delta[r] = dot(b.values.data + r * b.values.stride, d_values + r * stride, width);
-    if (second) delta[r] += dot(b.attended.data + r * b.attended.stride, d_attended + r * stride, width);
-  }
-  const Mask count = {0, 1, 2, 3, 4, 5, 6, 7};
-
-  for (std::int64_t begin = 0; begin < b.keys; begin += key_block) {
-    const std::int64_t keys = std::min(key_block, b.keys - begin);
-    copy_scaled(b.k.data + begin * b.k.stride, b.k.stride, keys, width, 1.0F, k_rows);
-    transpose(b.k.data + begin * b.k.stride, b.k.stride, keys, width, k_panels);
-    transpose(b.v.data + begin * b.v.stride, b.v.stride, keys, width, v_panels);
-    if (second) transpose(b.also.data + begin * b.also.stride, b.also.stride, keys, width, also_panels);
-    fill(d_k, 3 * key_block * stride, 0);
-
-    for (std::int64_t from = std::max<std::int64_t>(0, begin - b.past); from < b.queries; from += query_block) {
-      const std::int64_t seen = b.past + from + 1 - begin, there = std::min(query_block, b.queries - from);
-      const std::int64_t unit = unit_of(width), rows = round_up(there, unit);
-      // Where units of queries and of keys meet askew, `spread` reads keys beyond what a query sees.
-      const std::int64_t askew = seen % unit == 1 ? 0 : unit - 1;
-      for (std::int64_t k = 0; k < keys; k += lane) {
-        for (std::int64_t r = 0; r < rows; r += tile) {
-          if (visible(seen, r / unit * unit + unit - 1 + askew, keys) <= k) continue;
-          float* w = weights + r * score_stride + k;
-          Tile t;
-          clear(t);
-          multiply(t, q + (from + r) * stride, stride, 1, k_panels + k * width, lane, width);
-#pragma GCC unroll 6
-          for (int i = 0; i < tile; ++i) {
-#pragma GCC unroll 2
-            for (int j = 0; j < 2; ++j) {
-              Vector& x = t.c[i][j];
-              x = x - lse[from + r + i];
-              exp2_inplace(x);
-            }
-          }
-          if (visible(seen, r, keys) < k + lane) {  // the first row does not see all
-            for (int i = 0; i < tile; ++i) {
-              const auto last = static_cast<std::int32_t>(visible(seen, r + i, keys) - k);
-              t.c[i][0] = reinterpret_cast<Vector>(reinterpret_cast<Mask>(t.c[i][0]) & (count < last));
-              t.c[i][1] = reinterpret_cast<Vector>(reinterpret_cast<Mask>(t.c[i][1]) & (count < last - half));
-            }
-          }
-          store(t, w, score_stride);
-          clear(t);
-          multiply(t, d_values + (from + r) * stride, stride, 1, v_panels + k * width, lane, width);
-          if (second) multiply(t, d_attended + (from + r) * stride, stride, 1, also_panels + k * width, lane, width);
-#pragma GCC unroll 6
-          for (int i = 0; i < tile; ++i) {
-#pragma GCC unroll 2
-            for (int j = 0; j < 2; ++j) {
-              Vector x;
-              load(x, w + i * score_stride + j * half);
-              t.c[i][j] = x * (t.c[i][j] - delta[from + r + i]);
-            }
-          }
-          store(t, d_scores + r * score_stride + k, score_stride);
-        }
-      }
-      gather(d_scores, k_rows, d_q + from * stride, seen, rows, keys, width);
-      spread(weights, d_values + from * stride, d_v, seen, there, keys, width);
-      if (b.d_also != nullptr && second) spread(weights, d_attended + from * stride, d_also, seen, there, keys, width);
-      spread(d_scores, q + from * stride, d_k, seen, there, keys, width);
-    }
-    const std::int64_t at = begin * b.gradient_stride;
-    write(d_k, ln_2, b.d_k + at, b.gradient_stride, keys, width);
-    write(d_v, 1.0F, b.d_v + at, b.gradient_stride, keys, width);
-    if (b.d_also != nullptr) write(d_also, 1.0F, b.d_also + at, b.gradient_stride, keys, width);
-  }
-  write(d_q, b.scale, b.d_q, b.gradient_stride, b.queries, width);
-}
+void attention_backward(const Backward& b) { has_wide_vectors() ? backward_wide(b) : backward_narrow(b); }
 
 }  // namespace tapetune::kernels::loops
