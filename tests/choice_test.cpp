@@ -170,7 +170,7 @@ TEST_CASE("choice: likelihoods are those of a forward of each choice, and what i
   for (const ChoiceTask& task : {files.mmlu(2), files.mmlu(0), files.arc("arc.json"), files.arc("arc.json", 2)}) {
     INFO(task.name << ", " << task.shots << " shots");
     ChoiceRun run(opened.model, opened.tokenizer, task);
-    run_choice(run);
+    finish(run);
     check_likelihoods(opened, run);
     std::int64_t whole = 0, once = 0;
     for (const ChoiceQuestion& question : task.questions) {
@@ -191,13 +191,13 @@ TEST_CASE("choice: what is longer than the context loses its beginning, as in lm
   const Questions files;
   const Opened opened(40);
   ChoiceRun run(opened.model, opened.tokenizer, files.arc("arc.json", 2));
-  run_choice(run);
+  finish(run);
   check_likelihoods(opened, run);
   CHECK(run.shortened() == 2);
   const Opened shorter(8);
   CHECK_THAT(error_of([&] {
                ChoiceRun too_short(shorter.model, shorter.tokenizer, files.arc("arc.json"));
-               run_choice(too_short);
+               finish(too_short);
              }),
              Contains("context of 8"));
 }
@@ -249,17 +249,17 @@ TEST_CASE("choice: answers that are kept at any moment and taken up again end bi
   const Opened opened;
   for (const ChoiceTask& task : {files.mmlu(2), files.arc("arc.json", 1)}) {
     ChoiceRun whole(opened.model, opened.tokenizer, task);
-    run_choice(whole);
+    finish(whole);
     ChoiceRun cut(opened.model, opened.tokenizer, task);
-    cut.step();
+    cut.take(cut.score(0));
     ChoiceRun again(opened.model, opened.tokenizer, task);
     again.restore(Json::parse(cut.state().dump()));
     CHECK(again.done() == 1);
-    run_choice(again);
+    finish(again);
     CHECK(again.log_likelihoods() == whole.log_likelihoods());
   }
   ChoiceRun run(opened.model, opened.tokenizer, files.mmlu(2));
-  run.step();
+  run.take(run.score(0));
   const auto refusal = [&](const ChoiceTask& task, const Json& state) {
     ChoiceRun other(opened.model, opened.tokenizer, task);
     return error_of([&] { other.restore(state); });

@@ -165,7 +165,7 @@ struct Opened {
 TEST_CASE("passkey: a grid has a cell for each length and depth, within the context that was asked for") {
   const Opened opened;
   PasskeyRun run(opened.model, opened.tokenizer, small_grid());
-  const auto cells = run_passkey(run);
+  const auto cells = finish(run);
   REQUIRE(cells.size() == 6);
   for (std::size_t i = 0; i < cells.size(); ++i) {
     CHECK(cells[i].context == (i < 3 ? 400 : 500));
@@ -185,7 +185,7 @@ TEST_CASE("passkey: answers are those of plain generation, and prompts share wha
   options.depths = {};
   options.trials = 4;
   PasskeyRun run(opened.model, opened.tokenizer, options);
-  run_passkey(run);
+  finish(run);
   std::int64_t read = 0;
   for (const PasskeyTrial& trial : run.trials()) {
     TokenIds text = opened.tokenizer.encode_prompt(run.prompt(trial).text);
@@ -206,13 +206,13 @@ TEST_CASE("passkey: answers that are kept at any moment are not asked for again"
   const Opened opened;
   const PasskeyOptions options = small_grid();
   PasskeyRun whole_run(opened.model, opened.tokenizer, options);
-  run_passkey(whole_run);
+  finish(whole_run);
   PasskeyRun cut(opened.model, opened.tokenizer, options);
-  for (int i = 0; i < 5; ++i) cut.step();
+  for (int i = 0; i < 5; ++i) cut.take(cut.score(0));
   PasskeyRun again(opened.model, opened.tokenizer, options);
   again.restore(Json::parse(cut.state().dump()));
   CHECK(again.done() == 5);
-  run_passkey(again);
+  finish(again);
   CHECK(again.state() == whole_run.state());
   PasskeyOptions other = options;
   other.depths = {0.5, 0.75};

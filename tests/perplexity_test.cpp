@@ -75,7 +75,7 @@ PerplexityOptions options_for(Protocol protocol, std::int64_t context, std::int6
 
 ContextPerplexity only(const Text& text, const PerplexityOptions& options, std::optional<TokenRange> range = {}) {
   PerplexityRun run(text.model, range.value_or(text.all()), options);
-  return run_perplexity(run).at(0);
+  return finish(run).at(0);
 }
 
 double mean(const std::vector<double>& values) {
@@ -238,16 +238,16 @@ TEST_CASE("perplexity: sums that are saved at any moment and taken up again end 
     options.buckets = 4;
     options.tokens_at_once = 40;
     PerplexityRun whole(text.model, text.all(), options);
-    const auto expected = run_perplexity(whole);
+    const auto expected = finish(whole);
     CHECK(whole.done() == whole.total());
     for (int steps = 0;; ++steps) {
       PerplexityRun cut(text.model, text.all(), options);
-      for (int i = 0; i < steps; ++i) cut.step();
+      for (int i = 0; i < steps; ++i) cut.take(cut.score(0));
       const std::string saved = cut.state().dump();
       PerplexityRun again(text.model, text.all(), options);
       again.restore(Json::parse(saved));
       CHECK(again.done() == cut.done());
-      check_same(run_perplexity(again), expected);
+      check_same(finish(again), expected);
       if (cut.done() == cut.total()) break;
     }
   }
@@ -258,10 +258,10 @@ TEST_CASE("perplexity: saved sums serve other contexts of the same text, and for
   PerplexityOptions first = options_for(Protocol::blocks, 16), second = options_for(Protocol::blocks, 32);
   second.contexts = {32, 8};
   PerplexityRun before(text.model, text.all(), first), after(text.model, text.all(), second);
-  run_perplexity(before);
+  finish(before);
   after.restore(before.state());
   CHECK(after.done() == 0);
-  const auto found = run_perplexity(after);
+  const auto found = finish(after);
   CHECK(found[0].loss == only(text, options_for(Protocol::blocks, 32)).loss);
   PerplexityRun again(text.model, text.all(), first);
   again.restore(after.state());
@@ -272,7 +272,7 @@ TEST_CASE("perplexity: sums of another text, model or protocol are refused") {
   const Text text(101), other(101, 8);
   const PerplexityOptions options = options_for(Protocol::sliding, 16, 5);
   PerplexityRun before(text.model, text.all(), options);
-  before.step();
+  before.take(before.score(0));
   const auto refusal = [&](const Llama& model, const TokenRange& data, const PerplexityOptions& settings) {
     PerplexityRun run(model, data, settings);
     return error_of([&] { run.restore(before.state()); });
@@ -328,7 +328,7 @@ TEST_CASE("perplexity: a model whose losses are no numbers is said to be one") {
   broken.norm = broken.norm * NAN;
   const Llama model(random_config(false), broken, at::kFloat);
   PerplexityRun run(model, text.all(), options_for(Protocol::blocks, 16));
-  CHECK_THAT(error_of([&] { run.step(); }), Contains("not a number"));
+  CHECK_THAT(error_of([&] { run.take(run.score(0)); }), Contains("not a number"));
   CHECK(run.done() == 0);
 }
 

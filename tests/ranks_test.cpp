@@ -2,6 +2,7 @@
 // them. Real processes over real connections, on this machine.
 #include <cstdlib>
 #include <random>
+#include <regex>
 
 #include "catch.h"
 #include "checkpoint/writer.h"
@@ -185,6 +186,105 @@ TEST_CASE("ranks: plan says what will be sent") {
       CHECK(planned == Approx(sent).epsilon(0.02));
     }
   }
+}
+
+namespace {
+
+// A verb on so many ranks, a thread each.
+RunResult ranked(int ranks, std::vector<std::string> words) {
+  words.insert(words.end(), {"--threads", "1", "--timeout", "60"});
+  if (ranks > 1) words.insert(words.begin(), {"launch", "--nproc", std::to_string(ranks), "--"});
+  return run(words);
+}
+
+Json json_of(const RunResult& result) {
+  INFO(result.err);
+  REQUIRE(result.exit == 0);
+  return Json::parse(result.out);
+}
+
+}  // namespace
+
+TEST_CASE("ranks: evaluations give bit for bit what one process gives") {
+  const Setup setup("adapter: {method: tape, rank: 4}\n");
+  REQUIRE(setup.train(1, "run", {"steps=3"}).exit == 0);
+  const std::string run_folder = setup.folder("run").string();
+  const fs::path arc = setup.folder("arc.json");
+  std::string questions;
+  for (const char* text : {"Why is the sky blue?", "What is wet?", "Who sings at night?", "Where is it?", "When?"}) {
+    questions += fmt::format(
+        R"({{"question": "{}", "choices": {{"text": ["because of the air", "water"], "label": ["A", "B"]}}, "answerKey": "B"}})"
+        "\n",
+        text);
+  }
+  write_file(arc, questions);
+  struct Evaluation {
+    std::vector<std::string> words;
+    const char* found;
+  };
+  // Five questions and three trials for two or four ranks: in the last round some have nothing to do.
+  const std::vector<Evaluation> evaluations{
+      {{"eval", "perplexity", run_folder, "--data", setup.data(), "--context", "16,700", "--limit", "3000", "--buckets",
+        "4", "--json"},
+       "results"},
+      {{"eval", "passkey", run_folder, "--context", "350", "--trials", "3", "--json"}, "cells"},
+      {{"eval", "choice", run_folder, "--task", "arc", "--data", arc.string(), "--json"}, "results"}};
+  for (const Evaluation& each : evaluations) {
+    std::vector<std::string> words = each.words;
+    const bool details = words[1] != "perplexity";
+    if (details) words.insert(words.end(), {"--details", setup.folder("details").string()});
+    const Json alone = json_of(ranked(1, words)).at(each.found);
+    const std::string alone_details = details ? read_file(setup.folder("details")) : "";
+    for (const int ranks : {2, 4}) {
+      INFO(words[1] << " on " << ranks << " ranks");
+      CHECK(json_of(ranked(ranks, words)).at(each.found) == alone);
+      if (details) CHECK(read_file(setup.folder("details")) == alone_details);
+    }
+  }
+}
+
+TEST_CASE("ranks: an evaluation goes on with another number of them") {
+  const Setup setup("adapter: {method: lora, rank: 4}\n");
+  const auto words = [&](const std::string& contexts, const std::string& kept) {
+    return std::vector<std::string>{
+        "eval",   "perplexity", setup.model.path(), "--data",   setup.data(),
+        "--json", "--context",  contexts,           "--resume", setup.folder(kept).string()};
+  };
+  const Json alone = json_of(ranked(1, words("16,32", "alone.json"))).at("results");
+  REQUIRE(ranked(4, words("16", "kept.json")).exit == 0);
+  const Json kept = Json::parse(read_file(setup.folder("kept.json")));
+  CHECK(json_of(ranked(2, words("16,32", "kept.json"))).at("results") == alone);
+  // What was there is taken up: the sums of the first context have not moved.
+  CHECK(Json::parse(read_file(setup.folder("kept.json")))["perplexity"]["contexts"][0] ==
+        kept["perplexity"]["contexts"][0]);
+}
+
+TEST_CASE("ranks: compare trains and measures together") {
+  const Setup setup("adapter: {method: lora, rank: 4}\n");
+  write_file(setup.folder("tape.yaml"), std::regex_replace(read_file(setup.recipe()), std::regex("lora"), "tape"));
+  write_file(setup.folder("eval.yaml"), "contexts: [16, 32]\npasskey: {contexts: [350], depths: 2, trials: 2}\n");
+  const auto compared = [&](int ranks, const std::string& out) {
+    const RunResult result = ranked(ranks, {"compare", setup.recipe(), setup.folder("tape.yaml").string(), "steps=6",
+                                            "run=unused", "--runs", setup.folder(out + "-runs").string(), "--out",
+                                            setup.folder(out).string(), "--eval", setup.folder("eval.yaml").string()});
+    INFO(result.err);
+    REQUIRE(result.exit == 0);
+    return Json::parse(read_file(setup.folder(out) / "results.json"));
+  };
+  const Json alone = compared(1, "alone"), shared = compared(2, "shared");
+  REQUIRE(shared.at("entries").size() == 3);
+  for (std::size_t e = 0; e < 3; ++e) {
+    const Json &mine = shared["entries"][e], &expected = alone["entries"][e];
+    CHECK(mine.at("passkey") == expected.at("passkey"));
+    const Json &rows = mine.at("perplexity").at(0), &expected_rows = expected.at("perplexity").at(0);
+    const std::string both = rows.dump() + " and alone " + expected_rows.dump();
+    INFO(both);
+    REQUIRE(rows.size() == 2);
+    for (std::size_t i = 0; i < 2; ++i) {
+      CHECK(std::abs(rows[i].at("loss").get<double>() - expected_rows[i].at("loss").get<double>()) < 1e-5);
+    }
+  }
+  CHECK(fs::exists(setup.folder("shared") / "report.html"));
 }
 
 TEST_CASE("ranks: settings that cannot be shared are refused on rank 0 alone") {

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/options.h"
+#include "cli/together.h"
 #include "cli/verbs.h"
 
 namespace tapetune::cli {
@@ -13,6 +14,7 @@ void add_compare(CLI::App& app) {
     std::vector<std::string> words;
     std::string eval, out, runs;
     int threads = 0;
+    TogetherOptions together;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb =
@@ -25,20 +27,25 @@ void add_compare(CLI::App& app) {
                    "What to measure, as YAML or JSON: data, contexts, protocol, stride, limit, passkey {contexts, "
                    "depths, trials, seed} (default: sliding, on what the recipes hold out, up to twice their context)");
   verb->add_option("--threads", options->threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
+  add_together(*verb, options->together);
   verb->footer(
       "What is trained and measured already is kept: after Ctrl-C or a crash the same command goes on.\n"
       "example: tapetune compare llama2-7b-8k/lora llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens\n"
       "         held_out=0.01 --out compare/");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
-    const RecipeWords words = split_words(options->words);
-    CompareOptions comparing;
-    if (!options->eval.empty()) comparing.plan = read_eval_plan(options->eval);
-    comparing.out = options->out;
-    comparing.version = TAPETUNE_VERSION;
-    const Comparison comparison = compare(read_recipes(words.recipes, words.settings, options->runs), comparing);
-    write_report(comparison, options->out);
-    fmt::print("{}\nreport: {}\n", markdown(comparison), (comparing.out / "report.html").string());
+    together(options->together, [&](World& world) {
+      const RecipeWords words = split_words(options->words);
+      CompareOptions comparing;
+      if (!options->eval.empty()) comparing.plan = read_eval_plan(options->eval);
+      comparing.out = options->out;
+      comparing.version = TAPETUNE_VERSION;
+      const std::vector<NamedRecipe> recipes = read_recipes(words.recipes, words.settings, options->runs);
+      const Comparison comparison = compare(recipes, comparing, world);
+      if (!world.leads()) return;
+      write_report(comparison, options->out);
+      fmt::print("{}\nreport: {}\n", markdown(comparison), (comparing.out / "report.html").string());
+    });
   });
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "cli/subject.h"
+#include "cli/together.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -56,6 +57,7 @@ struct Perplexity {
   std::int64_t stride = -1, limit = 0, buckets = 0;
   double held_out = -1;  // negative: the run's share, else a tenth
   bool json = false;
+  TogetherOptions together;
 };
 
 TokenRange open_range(const Perplexity& options, const Subject& subject) {
@@ -134,12 +136,12 @@ Json as_json(const std::vector<ContextPerplexity>& results, std::int64_t model_c
   return rows;
 }
 
-void run_verb(const Perplexity& options) {
+void run_verb(const Perplexity& options, World& world) {
   PerplexityOptions settings;
   settings.protocol = parse_protocol(options.protocol);
   settings.stride = options.stride;
   settings.buckets = options.buckets;
-  const Subject subject = open_subject(options.model);
+  const Subject subject = open_subject(options.model, world);
   const Llama& model = subject.adapted.model;
   const std::int64_t longest = model.config().longest_context();
   settings.contexts = options.contexts.empty() ? std::vector{longest} : options.contexts;
@@ -148,12 +150,13 @@ void run_verb(const Perplexity& options) {
   for (const std::int64_t context : settings.contexts) {
     if (context > longest) warn("a context of {} is beyond the model's of {}", context, longest);
   }
-  const std::string who = subject.identity();
-  if (!options.resume.empty()) restore_perplexity(run, options.resume, who);
+  const Keeping keeping{options.resume, subject.identity(), &world};
+  take_up(run, keeping);
   const std::int64_t before = run.done();
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<ContextPerplexity> results = run_perplexity(run, options.resume, who);
+  const std::vector<ContextPerplexity> results = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!world.leads()) return;
   if (options.json) {
     fmt::print("{}\n", Json{{"model", options.model.folder},
                             {"model_context", longest},
@@ -201,7 +204,11 @@ void add_perplexity(CLI::App& app) {
                    "File that keeps the sums, so that the same command goes on where it was cut off");
   verb->add_flag("--json", options->json, "For programs");
   verb->footer("example: tapetune eval perplexity runs/tape --data pg19.tokens --context 1024,2048,4096,8192");
-  verb->callback([options] { run_verb(*options); });
+  add_together(*verb, options->together);
+  verb->callback([options] {
+    options->together.device = options->model.device;
+    together(options->together, [&](World& world) { run_verb(*options, world); });
+  });
 }
 
 }  // namespace

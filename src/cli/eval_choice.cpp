@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "cli/subject.h"
+#include "cli/together.h"
 #include "cli/verbs.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -17,6 +18,7 @@ struct Choice {
   ChoiceSource source;
   std::string data, shots_from, resume, details;
   bool json = false;
+  TogetherOptions together;
 };
 
 void print_score(const ChoiceScore& score) {
@@ -67,22 +69,23 @@ void write_details(const ChoiceRun& run, const std::string& path) {
   file.commit();
 }
 
-void run_verb(const Choice& verb) {
-  if (!verb.details.empty()) require_writable(verb.details, /*replace=*/true);
+void run_verb(const Choice& verb, World& world) {
+  if (world.leads() && !verb.details.empty()) require_writable(verb.details, /*replace=*/true);
   ChoiceSource source = verb.source;
   source.data = verb.data;
   source.shots_from = verb.shots_from;
   ChoiceTask task = read_task(source);
-  const Subject subject = open_subject(verb.model);
+  const Subject subject = open_subject(verb.model, world);
   const Tokenizer tokenizer = subject.open_tokenizer();
   const std::int64_t context = subject.adapted.model.config().longest_context();
   ChoiceRun run(subject.adapted.model, tokenizer, std::move(task));
-  const std::string who = subject.identity();
-  if (!verb.resume.empty()) restore_choice(run, verb.resume, who);
+  const Keeping keeping{verb.resume, subject.identity(), &world};
+  take_up(run, keeping);
   const std::int64_t before = run.done();
   const auto start = std::chrono::steady_clock::now();
-  const ChoiceResults results = run_choice(run, verb.resume, who);
+  const ChoiceResults results = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!world.leads()) return;
   if (!verb.details.empty()) write_details(run, verb.details);
   if (run.shortened() > 0) {
     warn("{} questions are beyond the model's context of {}, and lost their beginning", run.shortened(), context);
@@ -138,7 +141,11 @@ void add_choice(CLI::App& app) {
                    "File for every question: its prompt, the log-likelihood of each choice, a JSON object a line");
   verb->add_flag("--json", options->json, "For programs");
   verb->footer("example: tapetune eval choice runs/tape --task mmlu --data mmlu/");
-  verb->callback([options] { run_verb(*options); });
+  add_together(*verb, options->together);
+  verb->callback([options] {
+    options->together.device = options->model.device;
+    together(options->together, [&](World& world) { run_verb(*options, world); });
+  });
 }
 
 }  // namespace tapetune::cli

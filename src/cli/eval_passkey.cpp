@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "cli/subject.h"
+#include "cli/together.h"
 #include "cli/verbs.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -17,6 +18,7 @@ struct Passkey {
   PasskeyOptions options;
   std::string resume, details;
   bool json = false;
+  TogetherOptions together;
 };
 
 double accuracy(const PasskeyCell& cell) {
@@ -86,21 +88,22 @@ void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std:
   file.commit();
 }
 
-void run_verb(const Passkey& verb) {
-  if (!verb.details.empty()) require_writable(verb.details, /*replace=*/true);
-  const Subject subject = open_subject(verb.model);
+void run_verb(const Passkey& verb, World& world) {
+  if (world.leads() && !verb.details.empty()) require_writable(verb.details, /*replace=*/true);
+  const Subject subject = open_subject(verb.model, world);
   const Tokenizer tokenizer = subject.open_tokenizer();
   const Llama& model = subject.adapted.model;
   const std::int64_t context = model.config().longest_context();
   PasskeyRun run(model, tokenizer, verb.options);
   std::int64_t longest = 0;
   for (const PasskeyCell& cell : run.results()) longest = std::max(longest, cell.longest);
-  const std::string who = subject.identity();
-  if (!verb.resume.empty()) restore_passkey(run, verb.resume, who);
+  const Keeping keeping{verb.resume, subject.identity(), &world};
+  take_up(run, keeping);
   if (longest > context) warn("prompts of up to {} tokens are beyond the model's context of {}", longest, context);
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<PasskeyCell> cells = run_passkey(run, verb.resume, who);
+  const std::vector<PasskeyCell> cells = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!world.leads()) return;
   if (!verb.details.empty()) write_details(run, tokenizer, verb.details);
   if (verb.json) {
     fmt::print("{}\n", Json{{"model", verb.model.folder},
@@ -158,9 +161,11 @@ void add_passkey(CLI::App& app) {
   verb->add_option("--details", options->details, "File for every trial: its prompt, the answer, a JSON object a line");
   verb->add_flag("--json", options->json, "For programs");
   verb->footer("example: tapetune eval passkey runs/tape --context 1024,2048,4096,8192 --depths 0,0.25,0.5,0.75,1");
+  add_together(*verb, options->together);
   verb->callback([options] {
     options->model.seed = options->options.seed;
-    run_verb(*options);
+    options->together.device = options->model.device;
+    together(options->together, [&](World& world) { run_verb(*options, world); });
   });
 }
 

@@ -18,7 +18,7 @@ void ModelOptions::add_to(CLI::App& verb, bool seeded) {
   verb.add_option("model", folder, "Folder of a Hugging Face checkpoint")->required();
   verb.add_option("--dtype", dtype, "Arithmetic: auto, f32, bf16 or f64 (weights stay as stored)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f64"}));
-  verb.add_option("--device", device, "cpu (default), cuda or cuda:N");
+  verb.add_option("--device", device, device_help);
   verb.add_option("--threads", threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
   auto* adapted = verb.add_option("--adapter", adapter, "Folder of an adapter, in PEFT's layout");
   std::string names;

@@ -17,11 +17,14 @@ class App;
 
 namespace tapetune::cli {
 
+constexpr const char* device_help =
+    "cpu, cuda or cuda:N (default: a GPU where this build has CUDA and there is one, each rank its own)";
+
 // The model of a verb and how to compute with it.
 struct ModelOptions {
   std::string folder;
   std::string dtype = "auto";
-  std::string device = "cpu";
+  std::string device = "auto";
   int threads = 0;
   std::string adapter;              // folder of one
   std::vector<std::string> method;  // or a method at its start: its name, then key=value words

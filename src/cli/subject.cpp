@@ -22,11 +22,9 @@ Subject open_run_subject(const ModelOptions& options) {
     fail("model", "{}: is a run of train, which has an adapter of its own; leave --adapter and --method away.",
          options.folder);
   }
-  if (!open_device(options.device).is_cpu()) {
-    fail("model", "{}: a run is opened on the CPU; for another device give its model with --adapter.", options.folder);
-  }
   if (options.threads > 0) at::set_num_threads(options.threads);
-  TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype));
+  TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype),
+                              open_device(options.device));
   const std::optional<std::int64_t> step = run.trained.step;
   if (step) warn("{}: is not finished; its checkpoint of step {} is taken", options.folder, *step);
   return {full_name(run.trained.folder), std::move(run.adapted), run.base.tokenizer, std::move(run.recipe)};
@@ -61,6 +59,11 @@ Subject open_subject(const ModelOptions& options) {
   if (!options.adapter.empty()) name += " with " + full_name(options.adapter);
   if (!options.method.empty()) name += fmt::format(" with {} (seed {})", fmt::join(options.method, " "), options.seed);
   return {std::move(name), options.load(checkpoint), folder, std::nullopt};
+}
+
+Subject open_subject(ModelOptions options, const World& world) {
+  options.device = world.device().str();
+  return open_subject(options);
 }
 
 }  // namespace tapetune::cli

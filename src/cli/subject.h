@@ -7,6 +7,7 @@
 
 #include "adapters/adapter.h"
 #include "cli/options.h"
+#include "distributed/world.h"
 #include "hf/tokenizer.h"
 #include "recipe/recipe.h"
 
@@ -27,5 +28,7 @@ struct Subject {
 // The options of a model, for verbs that take a run as well.
 void add_subject(CLI::App& verb, ModelOptions& options, bool seeded = false);
 Subject open_subject(const ModelOptions& options);
+// On the device that this rank computes on.
+Subject open_subject(ModelOptions options, const World& world);
 
 }  // namespace tapetune::cli

@@ -1,11 +1,9 @@
 #include "cli/together.h"
 
-#include <ATen/Context.h>
-#include <ATen/detail/CUDAHooksInterface.h>
-
 #include <CLI/CLI.hpp>
 
 #include "cli/ending.h"
+#include "cli/options.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -28,25 +26,14 @@ void write_trace(World& world, const std::string& path) {
   file.commit();
 }
 
-at::Device device_of(const std::string& name, const Seat& seat) {
-  if (name == "cuda" && seat.ranks > 1) return open_device(fmt::format("cuda:{}", seat.local_rank));
-  if (name != "auto") return open_device(name);
-#ifdef TAPETUNE_CUDA
-  if (at::hasCUDA() && at::detail::getCUDAHooks().getNumGPUs() > 0) {
-    return open_device(fmt::format("cuda:{}", seat.local_rank));
-  }
-#endif
-  return at::kCPU;
-}
-
 }  // namespace
 
 void add_together(CLI::App& verb, TogetherOptions& options) {
   verb.add_option("--timeout", options.timeout,
                   "Seconds that ranks wait for each other, at the start and in a step (default: 600)")
       ->check(CLI::PositiveNumber);
-  verb.add_option("--device", options.device,
-                  "cpu, cuda or cuda:N; default: a GPU where this build has CUDA and there is one, each rank its own");
+  // The verbs that open a model have it already.
+  if (verb.get_option_no_throw("--device") == nullptr) verb.add_option("--device", options.device, device_help);
   verb.add_option("--trace", options.trace, "Where the time goes, as a file for chrome://tracing or Perfetto");
 }
 
@@ -54,7 +41,7 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
   const Seat seat = seat_from_environment();
   if (seat.rank != 0) set_quiet(true);
   if (!options.trace.empty()) trace::begin();
-  World world(seat, std::chrono::seconds(options.timeout), device_of(options.device, seat));
+  World world(seat, std::chrono::seconds(options.timeout), open_device(options.device, seat.local_rank));
   if (world.size() == 1) {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);
@@ -63,6 +50,8 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
   try {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);
+    world.announce("done");   // what rank 0 could not write is no success on any rank
+    world.collect("leaves");  // and nobody leaves while others still listen
   } catch (...) {
     const Ending end = ending(std::current_exception());
     const std::string text = end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text);

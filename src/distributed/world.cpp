@@ -106,7 +106,8 @@ struct World::Meeting {
   std::vector<Group> groups;
   std::vector<std::string> people;  // "host, process 123", by rank; on rank 0
   std::atomic<std::int64_t> step = 0;
-  int talks = 0;  // counts what the ranks tell each other, for keys of their own
+  int talks = 0;       // counts what the ranks tell each other, for keys of their own
+  std::string shared;  // the key of what was shared last
   bool lost = false;
 
   std::mutex guard;
@@ -257,7 +258,11 @@ std::vector<std::string> World::collect(const std::string& text) {
   const int talk = m.talks++;
   m.store->set(fmt::format("say/{}/{}", talk, rank()), text);
   std::vector<std::string> all;
-  for (int r = 0; leads() && r < size(); ++r) all.push_back(m.get(fmt::format("say/{}/{}", talk, r), size()));
+  for (int r = 0; leads() && r < size(); ++r) {
+    const std::string key = fmt::format("say/{}/{}", talk, r);
+    all.push_back(m.get(key, size()));
+    m.store->deleteKey(key);
+  }
   return all;
 }
 
@@ -267,6 +272,16 @@ std::string World::announce(const std::string& text) {
   const std::string key = fmt::format("announce/{}", m.talks++);
   if (leads()) m.store->set(key, text);
   return m.get(key, size());
+}
+
+std::vector<std::string> World::share(const std::string& text) {
+  if (!meeting_) return {text};
+  Meeting& m = *meeting_;
+  const std::vector<std::string> all = collect(text);
+  // Whoever has said something this time has read what was shared the last time.
+  if (leads() && !m.shared.empty()) m.store->deleteKey(m.shared);
+  m.shared = fmt::format("announce/{}", m.talks);
+  return Json::parse(announce(Json(all).dump())).get<std::vector<std::string>>();
 }
 
 void World::require_same(const std::string& what, const std::string& value, const std::string& remedy) {

@@ -35,6 +35,8 @@ class World {
   std::vector<std::string> collect(const std::string& text);
   // What rank 0 says.
   std::string announce(const std::string& text);
+  // What each rank says, on all of them.
+  std::vector<std::string> share(const std::string& text);
 
   // For messages about a rank that falls behind.
   void begin_step(std::int64_t step);

@@ -3,14 +3,11 @@
 #include <bit>
 
 #include "core/error.h"
-#include "eval/kept.h"
 #include "model/loss.h"
 
 namespace tapetune {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 std::int64_t common_prefix(const TokenIds& a, const TokenIds& b) {
   return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
@@ -81,7 +78,7 @@ ChoiceRun::ChoiceRun(const Llama& model, const Tokenizer& tokenizer, ChoiceTask 
     : model_(model), tokenizer_(tokenizer), task_(std::move(task)) {
   TokenIds tokens = tokenizer.encode_prompt(task_.questions.at(0).text);
   tokens.resize(std::min<std::size_t>(tokens.size(), 64));
-  fingerprint_ = fingerprint(model, tokens);
+  fingerprint_ = tapetune::fingerprint(model, tokens);
 }
 
 // Header, question and a choice each; what is too long for the model loses its beginning.
@@ -115,7 +112,7 @@ void ChoiceRun::make_room(std::int64_t tokens) {
   held_.reset();
 }
 
-std::vector<double> ChoiceRun::score(const ChoiceQuestion& question) {
+Json ChoiceRun::answer(const ChoiceQuestion& question) {
   const std::vector<Row> rows = rows_of(question);
   std::int64_t shared = rows[0].first, longest = 0;
   for (const Row& row : rows) {
@@ -158,22 +155,25 @@ std::vector<double> ChoiceRun::score(const ChoiceQuestion& question) {
   for (std::int64_t begin = 0; const at::Tensor& one : targets) {
     likely.push_back(-losses.narrow(0, begin, one.size(0)).sum().item<double>());
     begin += one.size(0);
-  }
-  if (std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.shortened; })) ++shortened_;
-  return likely;
-}
-
-bool ChoiceRun::step() {
-  if (done() == total()) return false;
-  const c10::NoGradGuard evaluation;
-  std::vector<double> likely = score(task_.questions[likely_.size()]);
-  for (const double each : likely) {
-    if (!std::isfinite(each)) {
-      fail("eval", "question {}: a likelihood is not a number; does the model compute with numbers?", done() + 1);
+    if (!std::isfinite(likely.back())) {
+      fail("eval", "\"{}\": a likelihood is not a number; does the model compute with numbers?",
+           question.text.substr(0, 60));
     }
   }
-  likely_.push_back(std::move(likely));
-  return true;
+  const bool shortened = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.shortened; });
+  return {{"log_likelihoods", likely}, {"shortened", shortened}};
+}
+
+Json ChoiceRun::score(std::int64_t ahead) {
+  const std::int64_t next = done() + ahead;
+  if (next >= total()) return {};
+  const c10::NoGradGuard evaluation;
+  return answer(task_.questions[static_cast<std::size_t>(next)]);
+}
+
+void ChoiceRun::take(const Json& found) {
+  likely_.push_back(found.at("log_likelihoods").get<std::vector<double>>());
+  if (found.at("shortened").get<bool>()) ++shortened_;
 }
 
 ChoiceResults ChoiceRun::results() const {
@@ -230,15 +230,6 @@ void ChoiceRun::restore(const Json& state) {
   }
   likely_ = std::move(likely);
   shortened_ = shortened;
-}
-
-void restore_choice(ChoiceRun& run, const fs::path& file, std::string_view who) {
-  if (const Json kept = read_kept(file, "choice", who); !kept.is_null()) run.restore(kept);
-}
-
-ChoiceResults run_choice(ChoiceRun& run, const fs::path& file, std::string_view who) {
-  run_kept(run, "choice", "questions", file, who);
-  return run.results();
 }
 
 }  // namespace tapetune

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "eval/kept.h"
 #include "eval/questions.h"
 #include "hf/tokenizer.h"
 #include "model/prefix_reader.h"
@@ -34,8 +35,11 @@ class ChoiceRun {
   // Model and tokenizer must outlive it.
   ChoiceRun(const Llama& model, const Tokenizer& tokenizer, ChoiceTask task);
 
-  // The next question; false, and nothing, where all are done. When it throws, it has changed nothing.
-  bool step();
+  static constexpr std::string_view kind = "choice", unit = "questions";
+  // The log-likelihoods of the next question's choices, or of one's so many behind it; null where there is none.
+  Json score(std::int64_t ahead);
+  // Enters those of the next one.
+  void take(const Json& found);
   std::int64_t total() const { return static_cast<std::int64_t>(task_.questions.size()); }
   std::int64_t done() const { return static_cast<std::int64_t>(likely_.size()); }
   ChoiceResults results() const;  // of the questions so far
@@ -47,6 +51,8 @@ class ChoiceRun {
   std::int64_t shortened() const { return shortened_; }
   std::int64_t computed() const { return computed_ + (reader_ ? reader_->computed() : 0); }  // tokens, in this process
 
+  Json settings() const;
+  double fingerprint() const { return fingerprint_; }
   Json state() const;
   // Fails where it is of other questions, or of a model that computes something else.
   void restore(const Json& state);
@@ -58,9 +64,8 @@ class ChoiceRun {
     bool shortened;
   };
   std::vector<Row> rows_of(const ChoiceQuestion& question) const;
-  std::vector<double> score(const ChoiceQuestion& question);
+  Json answer(const ChoiceQuestion& question);
   void make_room(std::int64_t tokens);
-  Json settings() const;
 
   const Llama& model_;
   const Tokenizer& tokenizer_;
@@ -76,9 +81,5 @@ class ChoiceRun {
 
 // The choice that is most likely, and the one that is most likely by character; of several the first.
 std::pair<std::size_t, std::size_t> chosen(const ChoiceQuestion& question, const std::vector<double>& log_likelihoods);
-
-void restore_choice(ChoiceRun& run, const std::filesystem::path& file, std::string_view who);
-// Runs to the end, with progress. Answers are kept in the file, unless its name is empty.
-ChoiceResults run_choice(ChoiceRun& run, const std::filesystem::path& file = {}, std::string_view who = {});
 
 }  // namespace tapetune

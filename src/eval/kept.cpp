@@ -45,4 +45,28 @@ void check_fingerprint(double before, double now) {
        now);
 }
 
+void require_same_work(World& world, const Json& settings, double fingerprint) {
+  const std::string remedy = "start all ranks with the same command, on the same files";
+  world.require_same("an evaluation", settings.dump(), remedy);
+  const std::vector<std::string> losses = world.share(Json(fingerprint).dump());
+  const double first = Json::parse(losses.front());
+  for (std::size_t r = 1; r < losses.size(); ++r) {
+    if (std::abs(Json::parse(losses[r]).get<double>() - first) <= same_model * std::abs(first)) continue;
+    fail("launch", "rank {} has a model other than rank 0's: its first losses sum to {}, not {}; {}.", r, losses[r],
+         losses.front(), remedy);
+  }
+}
+
+std::vector<Json> share_found(World& world, const Json& found) {
+  std::vector<Json> all;
+  bool stop = false;
+  for (const std::string& text : world.share(Json{{"found", found}, {"stop", interrupted()}}.dump())) {
+    Json said = Json::parse(text);
+    stop = stop || said.at("stop").get<bool>();
+    all.push_back(std::move(said.at("found")));
+  }
+  if (stop) throw Interrupted("interrupted");
+  return all;
+}
+
 }  // namespace tapetune

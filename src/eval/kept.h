@@ -4,13 +4,16 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.h"
 #include "core/json.h"
 #include "core/progress.h"
 #include "core/signals.h"
+#include "distributed/world.h"
 #include "model/llama.h"
 
 namespace tapetune {
@@ -40,32 +43,78 @@ constexpr double same_model = 1e-5;  // relative; another number of threads move
 double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens);
 void check_fingerprint(double before, double now);
 
-// Run has step(), done(), total() and state(). Kept now and then, when interrupted, and at the end, unless the file's
-// name is empty.
+// How an evaluation goes on to its end.
+struct Keeping {
+  std::filesystem::path file = {};  // that keeps what is done; empty: nothing is kept
+  std::string who = {};             // the model's name, which must be the same when it is taken up again
+  World* world = nullptr;           // the ranks that share the work; null: this process alone
+};
+
+// Takes up what an earlier run kept, if there is something. Rank 0 reads it for all.
 template <typename Run>
-void run_kept(Run& run, std::string_view kind, std::string_view unit, const std::filesystem::path& file,
-              std::string_view who) {
+void take_up(Run& run, const Keeping& keeping) {
+  if (keeping.file.empty()) return;
+  const bool reads = keeping.world == nullptr || keeping.world->leads();
+  Json kept = reads ? read_kept(keeping.file, Run::kind, keeping.who) : Json();
+  if (keeping.world != nullptr) kept = Json::parse(keeping.world->announce(kept.dump()));
+  if (!kept.is_null()) run.restore(kept);
+}
+
+// Fails on all ranks where one was asked for something else, or has another model: `settings` must be the same, and
+// what the model computes (see fingerprint) nearly so.
+void require_same_work(World& world, const Json& settings, double fingerprint);
+// What every rank has found, in the order of ranks; all of them know it then. Fails with Interrupted on all of them
+// where one was.
+std::vector<Json> share_found(World& world, const Json& found);
+
+// To the end, with progress; kept now and then, when interrupted, and at the end. Run has
+//   kind, unit      what it is called, and what it counts
+//   score(ahead)    what the model makes of the next piece of work, or of one so many behind it; null: there is none
+//   take(found)     enters it, piece by piece in their order: so the results do not depend on the number of ranks
+//   settings(), fingerprint()   what it depends on: the same on all ranks
+//   done(), total(), state(), restore(state), results()
+template <typename Run>
+auto finish(Run& run, const Keeping& keeping = {}) {
   using Clock = std::chrono::steady_clock;
   constexpr auto interval = std::chrono::seconds(30);
+  World* const world = keeping.world != nullptr && keeping.world->size() > 1 ? keeping.world : nullptr;
+  // A rank that left while another computes would leave that one waiting.
+  std::optional<HoldInterrupts> together;
+  if (world != nullptr) {
+    together.emplace();
+    require_same_work(*world, run.settings(), run.fingerprint());
+  }
   Clock::time_point kept = Clock::now();
   const auto keep = [&] {
-    if (!file.empty()) write_kept(file, kind, who, run.state());
+    const bool writes = world == nullptr || world->leads();
+    if (writes && !keeping.file.empty()) write_kept(keeping.file, Run::kind, keeping.who, run.state());
     kept = Clock::now();
   };
-  Progress progress(std::string(kind), static_cast<std::uint64_t>(run.total() - run.done()), std::string(unit));
+  Progress progress(std::string(Run::kind), static_cast<std::uint64_t>(run.total() - run.done()),
+                    std::string(Run::unit));
   try {
-    for (std::int64_t before = run.done(); run.step(); before = run.done()) {
+    while (run.done() < run.total()) {
+      const std::int64_t before = run.done();
+      if (world == nullptr) {
+        run.take(run.score(0));
+      } else {
+        world->begin_step(before);
+        for (const Json& found : share_found(*world, run.score(world->rank()))) {
+          if (!found.is_null()) run.take(found);
+        }
+      }
       progress.advance(static_cast<std::uint64_t>(run.done() - before));
       check_interrupted();
       if (Clock::now() - kept >= interval) keep();
     }
   } catch (const Interrupted&) {
-    if (file.empty()) throw;
+    if (keeping.file.empty()) throw;
     keep();
     throw Interrupted(fmt::format("interrupted; {} of {} {} are in {}, the same command goes on from there", run.done(),
-                                  run.total(), unit, file.string()));
+                                  run.total(), Run::unit, keeping.file.string()));
   }
   keep();
+  return run.results();
 }
 
 }  // namespace tapetune

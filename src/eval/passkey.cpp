@@ -3,15 +3,12 @@
 #include <random>
 
 #include "core/error.h"
-#include "eval/kept.h"
 #include "model/rotary.h"
 #include "model/sampling.h"
 
 namespace tapetune {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view task =
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will quiz you "
@@ -122,7 +119,7 @@ PasskeyRun::PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const Pas
   std::stable_sort(trials_.begin(), trials_.end(), [&](const PasskeyTrial& a, const PasskeyTrial& b) {
     return std::pair(planned(a), a.before) < std::pair(planned(b), b.before);
   });
-  fingerprint_ = fingerprint(model, tokenizer.encode_prompt(task));
+  fingerprint_ = tapetune::fingerprint(model, tokenizer.encode_prompt(task));
 }
 
 // Tokens of a prompt with its answer: of the first trial, or at most.
@@ -193,12 +190,19 @@ TokenIds PasskeyRun::continuation(const PasskeyTrial& trial) {
   return {text.begin() + trial.tokens, text.end()};
 }
 
-bool PasskeyRun::step() {
+Json PasskeyRun::score(std::int64_t ahead) {
+  for (const PasskeyTrial& trial : trials_) {
+    if (trial.answer || ahead-- > 0) continue;
+    TokenIds answer = continuation(trial);
+    read_ += trial.tokens + static_cast<std::int64_t>(answer.size()) - 1;
+    return answer;
+  }
+  return {};
+}
+
+void PasskeyRun::take(const Json& found) {
   const auto next = std::find_if(trials_.begin(), trials_.end(), [](const PasskeyTrial& t) { return !t.answer; });
-  if (next == trials_.end()) return false;
-  next->answer = continuation(*next);
-  read_ += next->tokens + static_cast<std::int64_t>(next->answer->size()) - 1;
-  return true;
+  next->answer = found.get<TokenIds>();
 }
 
 std::int64_t PasskeyRun::done() const {
@@ -219,6 +223,14 @@ std::string PasskeyRun::name(const PasskeyTrial& trial) const {
   const PasskeyCell& cell = cells_[trial.cell];
   return fmt::format("{} characters, depth {}, seed {}", cell.garbage,
                      cell.depth ? fmt::format("{}", *cell.depth) : "drawn", trial.seed);
+}
+
+Json PasskeyRun::settings() const {
+  Json settings{{"trials", options_.trials}, {"seed", options_.seed}};
+  for (const PasskeyCell& cell : cells_) {
+    settings["cells"].push_back({cell.garbage, cell.depth ? Json(*cell.depth) : Json()});
+  }
+  return settings;
 }
 
 Json PasskeyRun::state() const {
@@ -246,15 +258,6 @@ void PasskeyRun::restore(const Json& state) {
   check_fingerprint(kept_value<double>(state, "fingerprint"), fingerprint_);
   trials_ = std::move(trials);
   others_ = std::move(others);
-}
-
-void restore_passkey(PasskeyRun& run, const fs::path& file, std::string_view who) {
-  if (const Json kept = read_kept(file, "passkey", who); !kept.is_null()) run.restore(kept);
-}
-
-std::vector<PasskeyCell> run_passkey(PasskeyRun& run, const fs::path& file, std::string_view who) {
-  run_kept(run, "passkey", "trials", file, who);
-  return run.results();
 }
 
 }  // namespace tapetune

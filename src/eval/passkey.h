@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "eval/kept.h"
 #include "hf/tokenizer.h"
 #include "model/prefix_reader.h"
 
@@ -71,8 +72,11 @@ class PasskeyRun {
   // Model and tokenizer must outlive it. Fails where a setting allows no prompt.
   PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const PasskeyOptions& options);
 
-  // The next trial; false, and nothing, where all are done. When it throws, it has changed nothing.
-  bool step();
+  static constexpr std::string_view kind = "passkey", unit = "trials";
+  // The answer to the next trial, or to one so many behind it; null where there is none.
+  Json score(std::int64_t ahead);
+  // Enters that to the next one.
+  void take(const Json& found);
   std::int64_t total() const { return static_cast<std::int64_t>(trials_.size()); }
   std::int64_t done() const;
   std::vector<PasskeyCell> results() const;  // by length, then depth; of the trials so far
@@ -83,6 +87,8 @@ class PasskeyRun {
   std::int64_t read() const { return read_; }  // tokens of prompts and answers in this process
   std::int64_t computed() const { return reader_ ? reader_->computed() : 0; }  // of these, not shared with another
 
+  Json settings() const;
+  double fingerprint() const { return fingerprint_; }
   // The answers so far. The next run may ask for others; nothing is forgotten.
   Json state() const;
   // Fails where they are of a model that computes something else.
@@ -107,10 +113,5 @@ class PasskeyRun {
   double fingerprint_;
   Json others_ = Json::array();  // kept answers that are not asked for now
 };
-
-void restore_passkey(PasskeyRun& run, const std::filesystem::path& file, std::string_view who);
-// Runs to the end, with progress. The answers are kept in the file, unless its name is empty.
-std::vector<PasskeyCell> run_passkey(PasskeyRun& run, const std::filesystem::path& file = {},
-                                     std::string_view who = {});
 
 }  // namespace tapetune

@@ -6,14 +6,11 @@
 #include "core/error.h"
 #include "core/nearest.h"
 #include "core/signals.h"
-#include "eval/kept.h"
 #include "model/loss.h"
 
 namespace tapetune {
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 3> protocol_names{"longlora", "sliding", "blocks"};  // in the enum's order
 constexpr std::int64_t paper_stride = 256;
@@ -120,13 +117,13 @@ std::int64_t PerplexityRun::windows_at_once(const Part& part) const {
   return std::max<std::int64_t>(1, options_.tokens_at_once / part.length);
 }
 
-void PerplexityRun::score(Part& part) const {
+Json PerplexityRun::score_windows(const Part& part, std::int64_t first) const {
   const c10::NoGradGuard evaluation;
-  const std::int64_t rows = std::min(windows_at_once(part), part.windows - part.scored), length = part.length;
+  const std::int64_t rows = std::min(windows_at_once(part), part.windows - first), length = part.length;
   const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
   std::vector<Window> windows;
   for (std::int64_t r = 0; r < rows; ++r) {
-    windows.push_back(window(part, part.scored + r));
+    windows.push_back(window(part, first + r));
     auto* row = ids.mutable_data_ptr<std::int64_t>() + r * (length + 1);
     data_.file.read(data_.begin + windows.back().begin, std::span(row, static_cast<std::size_t>(length + 1)));
   }
@@ -143,31 +140,52 @@ void PerplexityRun::score(Part& part) const {
   const at::Tensor losses =
       token_losses(model_, rows == 1 ? states[0] : at::cat(states), at::cat(targets)).to(at::kCPU, at::kDouble);
   const double* loss = losses.const_data_ptr<double>();
-  Part next = part;
+  double sum = 0;
+  std::int64_t tokens = 0;
+  std::vector<double> bucket_sums(part.bucket_sums.size());
+  std::vector<std::int64_t> bucket_tokens(part.bucket_tokens.size());
   for (const Window& each : windows) {
     for (std::int64_t place = each.from; place < length; ++place, ++loss) {
       if (!std::isfinite(*loss)) {
         fail("eval", "context {}: the loss of token {} is not a number; does the model compute with numbers?",
              part.context, data_.begin + each.begin + place + 1);
       }
-      next.sum += *loss;
+      sum += *loss;
       if (options_.buckets == 0) continue;
       const auto bucket = static_cast<std::size_t>(place * options_.buckets / length);
-      next.bucket_sums[bucket] += *loss;
-      ++next.bucket_tokens[bucket];
+      bucket_sums[bucket] += *loss;
+      ++bucket_tokens[bucket];
     }
-    next.tokens += length - each.from;
+    tokens += length - each.from;
   }
-  if (part.scored == 0) next.first = next.sum;
-  next.scored += rows;
-  part = std::move(next);
+  return {{"windows", rows},
+          {"tokens", tokens},
+          {"loss_sum", sum},
+          {"bucket_loss_sums", bucket_sums},
+          {"bucket_tokens", bucket_tokens}};
 }
 
-bool PerplexityRun::step() {
+Json PerplexityRun::score(std::int64_t ahead) const {
+  for (const Part& part : parts_) {
+    const std::int64_t at_once = windows_at_once(part), left = ceil_div(part.windows - part.scored, at_once);
+    if (ahead < left) return score_windows(part, part.scored + ahead * at_once);
+    ahead -= left;
+  }
+  return {};
+}
+
+void PerplexityRun::take(const Json& found) {
   const auto next = std::find_if(parts_.begin(), parts_.end(), [](const Part& p) { return p.scored < p.windows; });
-  if (next == parts_.end()) return false;
-  score(*next);
-  return true;
+  Part& part = *next;
+  const double sum = found.at("loss_sum");
+  if (part.scored == 0) part.first = sum;
+  part.sum += sum;
+  part.scored += found.at("windows").get<std::int64_t>();
+  part.tokens += found.at("tokens").get<std::int64_t>();
+  for (std::size_t b = 0; b < part.bucket_sums.size(); ++b) {
+    part.bucket_sums[b] += found.at("bucket_loss_sums")[b].get<double>();
+    part.bucket_tokens[b] += found.at("bucket_tokens")[b].get<std::int64_t>();
+  }
 }
 
 std::int64_t PerplexityRun::total() const {
@@ -197,11 +215,25 @@ std::vector<ContextPerplexity> PerplexityRun::results() const {
   return results;
 }
 
-Json PerplexityRun::settings() const {
+// But for contexts and strides, of which a later run may have others.
+Json PerplexityRun::common_settings() const {
   return {{"protocol", protocol_name(options_.protocol)},
           {"buckets", options_.buckets},
           {"tokens", data_.size},
           {"tokens_hash", fmt::format("{:016x}", data_hash_)}};
+}
+
+Json PerplexityRun::settings() const {
+  Json settings = common_settings();
+  for (const Part& part : parts_) settings["windows"].push_back({part.context, part.stride});
+  return settings;
+}
+
+double PerplexityRun::fingerprint() const {
+  constexpr std::int64_t looked_at = 64;
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(std::min(looked_at, data_.size)));
+  data_.file.read(data_.begin, tokens);
+  return tapetune::fingerprint(model_, tokens);
 }
 
 Json PerplexityRun::state() const {
@@ -216,11 +248,11 @@ Json PerplexityRun::state() const {
                         {"bucket_loss_sums", part.bucket_sums},
                         {"bucket_tokens", part.bucket_tokens}});
   }
-  return {{"settings", settings()}, {"contexts", contexts}};
+  return {{"settings", common_settings()}, {"contexts", contexts}};
 }
 
 void PerplexityRun::restore(const Json& state) {
-  const Json before = kept_value<Json>(state, "settings"), now = settings();
+  const Json before = kept_value<Json>(state, "settings"), now = common_settings();
   for (const auto& [key, value] : now.items()) {
     if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
       fail("eval", "the saved sums are of other settings or another text: {} was {}, and is {}; start anew.", key,
@@ -253,21 +285,10 @@ void PerplexityRun::restore(const Json& state) {
   }
   const auto known = std::find_if(parts.begin(), parts.end(), [](const Part& p) { return p.scored > 0; });
   if (known != parts.end()) {
-    Part again = part_of(known->context);
-    score(again);
-    check_fingerprint(known->first, again.first);
+    check_fingerprint(known->first, score_windows(part_of(known->context), 0).at("loss_sum"));
   }
   parts_ = std::move(parts);
   others_ = std::move(others);
-}
-
-void restore_perplexity(PerplexityRun& run, const fs::path& path, std::string_view who) {
-  if (const Json kept = read_kept(path, "perplexity", who); !kept.is_null()) run.restore(kept);
-}
-
-std::vector<ContextPerplexity> run_perplexity(PerplexityRun& run, const fs::path& file, std::string_view who) {
-  run_kept(run, "perplexity", "tokens", file, who);
-  return run.results();
 }
 
 }  // namespace tapetune

@@ -1,4 +1,4 @@
-// Perplexity of a text under three named protocols, in steps that can be cut off and taken up again.
+// Perplexity of a text under three named protocols, in pieces that ranks can share and a later run can take up.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "core/json.h"
 #include "data/token_file.h"
+#include "eval/kept.h"
 #include "model/llama.h"
 
 namespace tapetune {
@@ -66,12 +67,17 @@ class PerplexityRun {
   // The model must outlive it. Fails where a setting or the length of the text allows no window.
   PerplexityRun(const Llama& model, TokenRange data, const PerplexityOptions& options);
 
-  // Scores the next windows; false, and nothing, where all are done. When it throws, it has changed nothing.
-  bool step();
+  static constexpr std::string_view kind = "perplexity", unit = "tokens";
+  // The losses of the next windows, or of those so many steps behind them; null where there are none.
+  Json score(std::int64_t ahead) const;
+  // Adds those of the next windows.
+  void take(const Json& found);
   std::int64_t total() const;  // tokens that go through the model, over all contexts
   std::int64_t done() const;
   std::vector<ContextPerplexity> results() const;  // a context each, of what was scored so far
 
+  Json settings() const;
+  double fingerprint() const;
   // The sums so far, and what they depend on. The next run may ask for other contexts; nothing is forgotten.
   Json state() const;
   // Fails where the sums belong to other settings, another text, or a model that gives other losses.
@@ -82,7 +88,7 @@ class PerplexityRun {
   struct Part {
     std::int64_t context, stride, windows, length;  // length: tokens of a window that are read
     std::int64_t scored = 0, tokens = 0;            // windows and targets so far
-    double sum = 0, first = 0;                      // of all losses, and of those in the first step
+    double sum = 0, first = 0;                      // of all losses, and of those in the first piece
     std::vector<double> bucket_sums;
     std::vector<std::int64_t> bucket_tokens;
   };
@@ -92,8 +98,9 @@ class PerplexityRun {
   Part part_of(std::int64_t context) const;
   Window window(const Part& part, std::int64_t index) const;
   std::int64_t windows_at_once(const Part& part) const;
-  void score(Part& part) const;
-  Json settings() const;
+  Json common_settings() const;
+  // Windows that are computed together, from this one on: the sums that Part has, as JSON.
+  Json score_windows(const Part& part, std::int64_t first) const;
 
   const Llama& model_;
   TokenRange data_;
@@ -102,12 +109,5 @@ class PerplexityRun {
   Json others_ = Json::array();  // saved sums of contexts that are not asked for now
   std::uint64_t data_hash_ = 0;
 };
-
-// Takes up what an earlier run kept in this file, if there is one. `who` names the model, and must be the same.
-void restore_perplexity(PerplexityRun& run, const std::filesystem::path& file, std::string_view who);
-// Runs to the end, with progress. The sums are kept in the file, unless its name is empty: now and then, when
-// interrupted, and at the end.
-std::vector<ContextPerplexity> run_perplexity(PerplexityRun& run, const std::filesystem::path& file = {},
-                                              std::string_view who = {});
 
 }  // namespace tapetune

@@ -8,12 +8,19 @@
 
 namespace tapetune {
 
-at::Device open_device(const std::string& name) {
+at::Device open_device(const std::string& name, int local_rank) {
   if (name == "cpu") return at::kCPU;
+  if (name == "cuda") return open_device(fmt::format("cuda:{}", local_rank));
+  if (name == "auto") {
+#ifdef TAPETUNE_CUDA
+    if (at::hasCUDA() && at::detail::getCUDAHooks().getNumGPUs() > 0) return open_device("cuda", local_rank);
+#endif
+    return at::kCPU;
+  }
   const std::string number = name.size() > 5 ? name.substr(5) : "0";
   if (name.rfind("cuda", 0) != 0 || (name.size() > 4 && name[4] != ':') || number.size() > 2 ||
       number.find_first_not_of("0123456789") != std::string::npos) {
-    fail("device", "{} is not a device; give cpu, cuda or cuda:N.", name);
+    fail("device", "{} is not a device; give auto, cpu, cuda or cuda:N.", name);
   }
   // The binary links only LibTorch's CPU half, so that it starts fast and runs anywhere. This must come before the
   // first question whether there is a GPU, because the answer is kept.

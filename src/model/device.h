@@ -7,7 +7,8 @@
 
 namespace tapetune {
 
-// "cpu", "cuda" or "cuda:1". Brings LibTorch's CUDA half in when it is asked for; fails clearly where there is no GPU.
-at::Device open_device(const std::string& name);
+// "cpu", "cuda:1", "cuda" (the GPU of this rank), or "auto" (that GPU where the build has CUDA and there is one).
+// Brings LibTorch's CUDA half in when it is asked for; fails clearly where there is no GPU.
+at::Device open_device(const std::string& name, int local_rank = 0);
 
 }  // namespace tapetune

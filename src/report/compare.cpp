@@ -44,18 +44,20 @@ bool shared_key(std::string_view key) {
   return key == "data" || key == "context" || key == "batch" || key == "seed" || key == "held_out";
 }
 
-std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& hashes) {
+std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& hashes, World& world) {
   if (recipe.init) return "";
   std::string& hash = hashes[recipe.model];
-  if (hash.empty()) hash = Checkpoint::open(recipe.model).hash(check_interrupted);
+  if (hash.empty()) {
+    hash = world.announce(world.leads() ? Checkpoint::open(recipe.model).hash(check_interrupted) : "");
+  }
   return hash;
 }
 
 // Knows the base by its weights, wherever they lie.
-void require_comparable(std::vector<NamedRecipe>& recipes) {
+void require_comparable(std::vector<NamedRecipe>& recipes, World& world) {
   std::map<std::string, std::string> hashes;
   for (NamedRecipe& each : recipes) {
-    const std::string hash = base_of(each.recipe, hashes);
+    const std::string hash = base_of(each.recipe, hashes, world);
     if (!each.recipe.model_hash.empty() && each.recipe.model_hash != hash) {
       fail("compare", "{}: {} has the weights {}, but the recipe's model_hash is {}; take the right model.", each.name,
            each.recipe.model, hash, each.recipe.model_hash);
@@ -209,18 +211,17 @@ bool is_trained(const Recipe& recipe) {
 
 // In this process: its checkpoints make a kill harmless either way, and there is no child to outlive one. Memory is
 // what a process of its own would keep apart; so each run begins with what those before it left given back.
-void train_all(const std::vector<NamedRecipe>& recipes, const std::string& version) {
+void train_all(const std::vector<NamedRecipe>& recipes, const std::string& version, World& world) {
   for (std::size_t i = 0; i < recipes.size(); ++i) {
     check_interrupted();
     const auto& [name, recipe] = recipes[i];
-    if (is_trained(recipe)) {
+    if (world.announce(world.leads() && is_trained(recipe) ? "trained" : "") == "trained") {
       say("[compare] {} of {}: {} is trained", i + 1, recipes.size(), name);
       continue;
     }
     say("[compare] {} of {}: training {}, {} steps, in {}", i + 1, recipes.size(), name, recipe.steps, recipe.run);
     start_memory_peak();
-    World alone;
-    train(recipe, version, alone);
+    train(recipe, version, world);
   }
 }
 
@@ -244,19 +245,18 @@ void read_metrics(const fs::path& run, const Recipe& recipe, Entry& entry) {
 
 // --- measuring -------------------------------------------------------------------------------------------------------
 
-// What was measured before, each in a file with all that it depends on; another key is another measurement.
+// What was measured before, each in a file with all that it depends on; another key is another measurement. Rank 0
+// reads and writes it for all.
 class Kept {
  public:
-  explicit Kept(fs::path folder) : folder_(std::move(folder)) {}
+  Kept(fs::path folder, World& world) : folder_(std::move(folder)), world_(world) {}
 
   Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
     const fs::path file = folder_ / (name + ".json");
-    std::error_code status;
-    if (fs::exists(file, status)) {
-      const Json json = parse_json(read_text(file), "compare", file.string());
-      if (json.is_object() && json.value("key", Json()) == key && json.contains("value")) return json["value"];
-    }
+    const Json known = Json::parse(world_.announce(world_.leads() ? read(file, key).dump() : ""));
+    if (!known.is_null()) return known;
     const Json value = measure();
+    if (!world_.leads()) return value;
     WholeFile out(file, /*replace=*/true);
     out.write(Json{{"key", key}, {"value", value}}.dump(1) + "\n");
     out.commit();
@@ -270,14 +270,30 @@ class Kept {
     return folder_ / fmt::format("{}.{}.sums", name, hasher.hex().substr(0, 12));
   }
 
+  // Of a measurement that has ended.
+  void remove_sums(const std::string& name, const Json& key) const {
+    std::error_code ignored;
+    if (world_.leads()) fs::remove(sums(name, key), ignored);
+  }
+
  private:
+  static Json read(const fs::path& file, const Json& key) {
+    std::error_code status;
+    if (!fs::exists(file, status)) return {};
+    const Json json = parse_json(read_text(file), "compare", file.string());
+    const bool same = json.is_object() && json.value("key", Json()) == key && json.contains("value");
+    return same ? json["value"] : Json();
+  }
+
   fs::path folder_;
+  World& world_;
 };
 
 // A model that is opened when something is left to measure.
 class Subject {
  public:
-  Subject(std::string name, const Recipe& recipe, bool is_base) : name_(std::move(name)), recipe_(recipe) {
+  Subject(std::string name, const Recipe& recipe, bool is_base, at::Device device)
+      : name_(std::move(name)), recipe_(recipe), device_(device) {
     identity_["base"] = recipe.init ? recipe_yaml(recipe) : recipe.model_hash;
     if (is_base) return;
     run_ = recipe.run;
@@ -302,9 +318,9 @@ class Subject {
   const AdaptedModel& model() {
     if (model_) return *model_;
     if (run_) {
-      model_.emplace(open_run(*run_).adapted);
+      model_.emplace(open_run(*run_, std::nullopt, device_).adapted);
     } else {
-      const BaseModel base = open_base(recipe_);
+      const BaseModel base = open_base(recipe_, device_);
       model_.emplace(adapt(base.config, base.weights, parse_method("none", {}), base.dtype));
     }
     return *model_;
@@ -313,6 +329,7 @@ class Subject {
  private:
   std::string name_;
   const Recipe& recipe_;
+  at::Device device_;
   std::optional<fs::path> run_;
   Json identity_;
   std::optional<AdaptedModel> model_;
@@ -374,12 +391,13 @@ void require_passkey(const PasskeyPlan& plan, const std::vector<std::int64_t>& c
 class Measurements {
  public:
   Measurements(const CompareOptions& options, const std::vector<Text>& texts, std::vector<std::int64_t> contexts,
-               fs::path tokenizer)
+               fs::path tokenizer, World& world)
       : options_(options),
+        world_(world),
         texts_(texts),
         contexts_(std::move(contexts)),
         tokenizer_(std::move(tokenizer)),
-        kept_(options.out / "evaluations") {
+        kept_(options.out / "evaluations", world) {
     const TokenRange& range = texts.front().range;
     tokens_.resize(static_cast<std::size_t>(std::min({range.size, looked_at, contexts_.back()})));
     range.file.read(range.begin, tokens_);
@@ -420,13 +438,12 @@ class Measurements {
         check_interrupted();
         say("[compare] {}: perplexity at {} tokens", subject.name(), context);
         PerplexityRun sums(subject.model().model, texts_[t].range, settings);
-        const fs::path file = kept_.sums(name, key);
-        restore_perplexity(sums, file, subject.name());
-        return json_of(run_perplexity(sums, file, subject.name()).at(0));
+        const Keeping keeping{kept_.sums(name, key), subject.name(), &world_};
+        take_up(sums, keeping);
+        return json_of(finish(sums, keeping).at(0));
       };
       rows.push_back(perplexity_from(kept_.get(name, key, run)));
-      std::error_code ignored;
-      fs::remove(kept_.sums(name, key), ignored);
+      kept_.remove_sums(name, key);
     }
     return rows;
   }
@@ -459,23 +476,23 @@ class Measurements {
       say("[compare] {}: passkey", subject.name());
       const Tokenizer tokenizer = Tokenizer::open(tokenizer_);
       PasskeyRun run(subject.model().model, tokenizer, passkey_options(plan, contexts));
-      const fs::path file = kept_.sums(name, key);
-      restore_passkey(run, file, subject.name());
+      const Keeping keeping{kept_.sums(name, key), subject.name(), &world_};
+      take_up(run, keeping);
       Json list = Json::array();
-      for (const PasskeyCell& cell : run_passkey(run, file, subject.name())) {
+      for (const PasskeyCell& cell : finish(run, keeping)) {
         const double accuracy = static_cast<double>(cell.correct) / static_cast<double>(cell.trials);
         list.push_back({*cell.context, *cell.depth, cell.trials, cell.correct, accuracy});
       }
       return list;
     });
-    std::error_code ignored;
-    fs::remove(kept_.sums(name, key), ignored);
+    kept_.remove_sums(name, key);
     std::vector<RetrievalCell> cells;
     for (const Json& each : found) cells.push_back({each.at(0), each.at(1), each.at(2), each.at(3), each.at(4)});
     return cells;
   }
 
   const CompareOptions& options_;
+  World& world_;
   const std::vector<Text>& texts_;
   std::vector<std::int64_t> contexts_;
   fs::path tokenizer_;
@@ -531,10 +548,13 @@ std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, c
   return named;
 }
 
-Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& options) {
+Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& options, World& world) {
+  // Ranks stop where they have agreed to, which training and measuring do.
+  std::optional<HoldInterrupts> together;
+  if (world.size() > 1) together.emplace();
   std::vector<NamedRecipe> recipes = given;
   require_own_folders(recipes);
-  require_comparable(recipes);
+  require_comparable(recipes, world);
   const Recipe& first = recipes.front().recipe;
 
   Comparison result;
@@ -555,10 +575,12 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     for (const Text& text : texts) PerplexityRun(model, text.range, settings);
     if (options.plan.passkey) require_passkey(*options.plan.passkey, result.contexts, model, tokenizer);
   }
-  make_folder(options.out / "evaluations");
-  remove_leftovers(options.out / "evaluations");
+  if (world.leads()) {
+    make_folder(options.out / "evaluations");
+    remove_leftovers(options.out / "evaluations");
+  }
 
-  train_all(recipes, options.version);
+  train_all(recipes, options.version, world);
 
   result.version = options.version;
   result.base = first.init ? random_name(first) : first.model;
@@ -571,12 +593,12 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   for (const Text& text : texts) result.texts.push_back(text.about);
   result.differences = differing_settings(recipes);
 
-  const Measurements measurements(options, texts, result.contexts, tokenizer);
+  const Measurements measurements(options, texts, result.contexts, tokenizer, world);
   result.pictured = measurements.places();
   Entry base_row;
   base_row.name = base_entry;
   base_row.method = "none";
-  Subject base_subject(std::string(base_entry), first, /*is_base=*/true);
+  Subject base_subject(std::string(base_entry), first, /*is_base=*/true, world.device());
   measurements.measure(base_subject, base_row);
   result.entries.push_back(std::move(base_row));
   for (const NamedRecipe& each : recipes) {
@@ -585,7 +607,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     entry.method = each.recipe.method.method;
     entry.settings = recipe_yaml(each.recipe);
     read_metrics(each.recipe.run, each.recipe, entry);
-    Subject subject(each.name, each.recipe, /*is_base=*/false);
+    Subject subject(each.name, each.recipe, /*is_base=*/false, world.device());
     measurements.measure(subject, entry);
     entry.context = std::max(entry.context, each.recipe.context);
     result.entries.push_back(std::move(entry));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "adapters/adapter.h"
+#include "distributed/world.h"
 #include "recipe/recipe.h"
 #include "report/comparison.h"
 #include "report/eval_file.h"
@@ -29,8 +30,9 @@ struct CompareOptions {
   std::string version;
 };
 
-// Fails before anything is trained where the recipes cannot be compared, or a text is too short for a context.
-Comparison compare(const std::vector<NamedRecipe>& recipes, const CompareOptions& options);
+// Fails before anything is trained where the recipes cannot be compared, or a text is too short for a context. Ranks
+// train and measure together; rank 0 alone writes, and all of them read the run folders.
+Comparison compare(const std::vector<NamedRecipe>& recipes, const CompareOptions& options, World& world);
 
 // report.html, results.json, results.csv, cost.csv, table.md and charts/, each whole or as it was before.
 void write_report(const Comparison& comparison, const std::filesystem::path& out);

@@ -64,10 +64,10 @@ RunAdapter find_adapter(const fs::path& folder) {
   return {last->folder, last->step};
 }
 
-TrainedModel open_run(const fs::path& folder, std::optional<at::ScalarType> dtype) {
+TrainedModel open_run(const fs::path& folder, std::optional<at::ScalarType> dtype, at::Device device) {
   Recipe recipe = read_recipe(folder / "recipe.yaml");
   RunAdapter trained = find_adapter(folder);
-  BaseModel base = open_base(recipe);
+  BaseModel base = open_base(recipe, device);
   AdaptedModel adapted = load_adapter(base.config, base.weights, trained.folder, dtype.value_or(base.dtype));
   return {std::move(recipe), std::move(base), std::move(trained), std::move(adapted)};
 }

@@ -51,6 +51,7 @@ struct TrainedModel {
 };
 
 // dtype: to compute in; the recipe's where it is not given.
-TrainedModel open_run(const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = std::nullopt);
+TrainedModel open_run(const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = std::nullopt,
+                      at::Device device = at::kCPU);
 
 }  // namespace tapetune

@@ -330,7 +330,6 @@ class Trainer {
     const fs::path adapter = fs::path(recipe_.run) / "adapter";
     if (world_.leads()) save_adapter(adapted_, adapter, base_.path, /*replace=*/true);
     world_.announce("saved");  // a run that could not be saved is none that ended well, on no rank
-    world_.collect("done");    // and nobody leaves while others still listen
     result.steps = step_;
     result.loss = loss_;
     result.adapter = adapter.string();

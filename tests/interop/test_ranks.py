@@ -193,6 +193,43 @@ def test_other_recipes_data_and_versions(tapetune, recipe, base, tmp_path):
     )
 
 
+def test_an_evaluation_of_something_else(tapetune, base, tmp_path):
+    def ended(words, instead):
+        with Ranks(tapetune.path, words, 2, instead={1: instead}) as ranks:
+            return ranks.end()
+
+    words = ["eval", "perplexity", base[0], "--data", base[1], "--context", 16, "--timeout", TIMEOUT]
+    other = tmp_path / "other.bin"
+    numpy.fromfile(base[1], dtype=numpy.uint16)[::-1].tofile(other)
+    refusal = ["[launch] rank 1", "other than rank 0's", "start all ranks with the same command, on the same files"]
+    assert_told(ended(words, [str(other) if word is base[1] else word for word in words]), *refusal)
+    assert_told(ended(words, [*words, "--protocol", "blocks"]), "an evaluation", *refusal)
+    assert_told(ended(words, [*words, "--method", "lora", "theta=77"]), "a model", *refusal)
+
+
+def test_an_evaluation_that_loses_a_rank_or_is_stopped(tapetune, base, tmp_path):
+    kept = tmp_path / "kept.json"
+    words = ["eval", "perplexity", base[0], "--data", base[1], "--context", "64,4096", "--stride", 1, "--protocol", "longlora"]
+    words += ["--limit", 5200, "--resume", kept, "--timeout", TIMEOUT]
+
+    def after_a_second(number, victim, but=()):
+        with Ranks(tapetune.path, words, 3) as ranks:
+            wait_until(lambda: all(Path(f"/proc/{p.pid}/task").exists() for p in ranks.processes.values()), "no rank")
+            time.sleep(1.5)
+            ranks.signal(victim, number)
+            return ranks.end(but)
+
+    ended = after_a_second(signal.SIGTERM, 2)
+    assert [code for code, _ in ended.values()] == [3, 3, 3], ended
+    assert f"tokens are in {kept}" in ended[0][1] and ended[1][1] == ended[2][1] == ""
+    first = json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"]
+    assert first > 0
+    ended = after_a_second(signal.SIGKILL, 1, but=[1])
+    assert [code for code, _ in ended.values()] == [1, 1], ended
+    assert "[ranks] rank 1" in ended[0][1] and "not heard of any more" in ended[0][1]
+    assert json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"] >= first
+
+
 def test_no_meeting(tapetune, recipe):
     words = command(recipe, timeout=3)
     with socket.socket() as taken:
