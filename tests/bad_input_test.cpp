@@ -234,7 +234,7 @@ TEST_CASE("bad input: a device that is none, or is not there") {
   const auto on = [&](const std::string& device) {
     return run({"logits", model.path(), "--tokens", "1", "--out", model.out(), "--device", device});
   };
-  refused(on("tpu"), Contains("[device] tpu is not a device; give cpu, cuda or cuda:N"), model.out());
+  refused(on("tpu"), Contains("[device] tpu is not a device; give auto, cpu, cuda or cuda:N"), model.out());
   refused(on("cuda:x"), Contains("cuda:x is not a device"), model.out());
   refused(on("cuda:99"), Contains("[device] cuda:99") && Contains("use --device cpu"), model.out());
 }

@@ -50,15 +50,19 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
   try {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);
-    world.announce("done");   // what rank 0 could not write is no success on any rank
-    world.collect("leaves");  // and nobody leaves while others still listen
+    world.announce("done");  // what rank 0 could not write is no success on any rank
+    world.leave(std::chrono::seconds(options.timeout));
   } catch (...) {
     const Ending end = ending(std::current_exception());
     const std::string text = end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text);
     if (!text.empty()) fmt::print(stderr, "{}\n", text);
     std::fflush(stdout);
     std::fflush(stderr);
-    if (end.code != resumable) world.part();
+    if (end.code == resumable) {
+      world.leave(std::chrono::seconds(10));  // some may have been interrupted where others were not
+    } else {
+      world.part();
+    }
     // Connections to ranks that are gone would be waited for on the way out.
     std::_Exit(end.code);
   }

@@ -39,6 +39,13 @@ void set_up_memory() {
   ::dl_iterate_phdr(release_read_only, nullptr);
 }
 
+void settle_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+  ::dl_iterate_phdr(release_read_only, nullptr);
+}
+
 void start_memory_peak() {
 #ifdef __GLIBC__
   ::malloc_trim(0);

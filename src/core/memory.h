@@ -9,6 +9,10 @@ namespace tapetune {
 // page cache.
 void set_up_memory();
 
+// Gives back what is free, and LibTorch's code that nobody is running: what a long prompt needed and the tokens behind
+// it do not.
+void settle_memory();
+
 // Gives back what is free, so that the largest resident size from here on is that of what comes next, as near as one
 // process can tell.
 void start_memory_peak();

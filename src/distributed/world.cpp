@@ -93,6 +93,18 @@ std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
 
 std::string heard_key(int rank) { return fmt::format("heard/{}", rank); }
 
+std::string left_key(int rank) { return fmt::format("left/{}", rank); }
+
+// Until every other rank has set its key, or for this long.
+void wait_for_others(const Store& store, int ranks, std::string (*key)(int), seconds longest) {
+  const auto until = std::chrono::steady_clock::now() + longest;
+  for (int r = 1; r < ranks; ++r) {
+    while (!store->check({key(r)}) && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(20));
+    }
+  }
+}
+
 std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 }  // namespace
@@ -369,12 +381,12 @@ void wait_until_told(const Store& store, int own) {
 // Rank 0 stays until the others know, because the store may end with it.
 void stay_until_heard(const Store& store, int ranks) {
   store->set("told", std::string("yes"));
-  const auto until = std::chrono::steady_clock::now() + patience;
-  for (int r = 1; r < ranks; ++r) {
-    while (!store->check({heard_key(r)}) && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(milliseconds(50));
-    }
-  }
+  wait_for_others(store, ranks, heard_key, patience);
+}
+
+// c10d's Reducer exchanges by itself which parameters have gradients, and no call of ours sees that fail.
+bool of_an_exchange(const std::string& error) {
+  return error.find("gloo") != std::string::npos || error.find("NCCL") != std::string::npos;
 }
 
 }  // namespace
@@ -382,7 +394,7 @@ void stay_until_heard(const Store& store, int ranks) {
 std::string World::explain(const std::string& error) {
   if (!meeting_) return error;
   Meeting& m = *meeting_;
-  bool lost = m.lost;
+  bool lost = m.lost || of_an_exchange(error);
   for (const Group& group : m.groups) lost = lost || group.lost();
   if (!lost) {
     // Without a new thread, for which there may be no memory.
@@ -414,6 +426,15 @@ std::string World::explain(const std::string& error) {
         rank());
   }
   return answer.get();
+}
+
+void World::leave(seconds longest) {
+  if (!meeting_) return;
+  try {
+    meeting_->store->set(left_key(rank()), std::string("yes"));
+    if (leads()) wait_for_others(meeting_->store, size(), left_key, longest);
+  } catch (const std::exception&) {  // whoever served the meeting is gone already
+  }
 }
 
 void World::part() {

@@ -46,6 +46,9 @@ class World {
   std::string explain(const std::string& error);
   // After that: rank 0 stays until the others know that it was told.
   void part();
+  // The last call of ranks that end alike. Rank 0 stays until the others have left, or for this long, because their
+  // meeting place ends with it.
+  void leave(std::chrono::seconds longest);
 
  private:
   struct Meeting;

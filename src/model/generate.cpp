@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/error.h"
+#include "core/memory.h"
 #include "core/signals.h"
 #include "kernels/matvec.h"
 #include "model/rotary.h"
@@ -10,6 +11,8 @@
 namespace tapetune {
 
 namespace {
+
+constexpr std::int64_t many = 16;  // tokens that take longer than to bring back what was given back
 
 struct Row {
   std::size_t prompt;
@@ -78,12 +81,12 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     }
     return --row.room > 0 || full();
   };
-  const auto whole = [&](Row& row) {
+  const auto last_state = [&](Row& row) {
     ForwardInput in;
     in.tokens = as_batch(row.tokens);
     in.planned_length = row.rotary_length;
     if (row.cache) in.caches = {row.cache.get()};
-    return model.logits(model.forward(in).last[0][-1]);  // [vocab]
+    return model.forward(in).last[0][-1].clone();  // [hidden]
   };
 
   std::vector<Row> active;
@@ -91,7 +94,10 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     check_interrupted();
     const auto start = std::chrono::steady_clock::now();
     if (options.use_cache) row.cache = std::make_unique<SequenceCache>(model.make_cache(row.planned));
-    const at::Tensor logits = whole(row);
+    const at::Tensor state = last_state(row);
+    // Before the head comes into memory, the last of the weights.
+    if (&row == &rows.back() && row.room > many) settle_memory();
+    const at::Tensor logits = model.logits(state);
     measured.prefill_tokens += static_cast<std::int64_t>(row.tokens.size());
     measured.prefill_seconds.push_back(since(start));
     if (take(row, logits)) active.push_back(std::move(row));
@@ -126,7 +132,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
         begin = end;
       }
     } else {
-      for (Row& row : active) logits.push_back(whole(row));
+      for (Row& row : active) logits.push_back(model.logits(last_state(row)));
     }
     measured.decode_tokens += static_cast<std::int64_t>(active.size());
     std::vector<Row> going;

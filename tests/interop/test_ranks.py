@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 import tiny
-from ranks import Ranks, free_port, metrics, steps, wait_until
+from ranks import PATIENCE, Ranks, free_port, metrics, steps, wait_until
 
 STEPS = 4000
 TIMEOUT = 6
@@ -122,11 +122,15 @@ def test_a_slow_rank(tapetune, recipe, tmp_path):
     words = command(recipe, "context=4096", "batch=2", "checkpointing=off")
     with Ranks(tapetune.path, words, 2) as ranks:
         wait_until(lambda: steps(run) > 1, "no step was done")
-        while ranks.processes[0].poll() is None:  # a twentieth of its time is left to it
+        step = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])
+        # So little of its time is left to it that a step takes four times as long as the others wait.
+        left = 2 * 4096 / step["tokens_per_s"] / (4 * TIMEOUT)
+        end = time.monotonic() + PATIENCE
+        while ranks.processes[0].poll() is None and time.monotonic() < end:
             ranks.signal(1, signal.SIGSTOP)
-            time.sleep(0.95)
+            time.sleep(1 - left)
             ranks.signal(1, signal.SIGCONT)
-            time.sleep(0.05)
+            time.sleep(left)
         ended = ranks.end()
     code, said = ended[0]
     assert code == 1
@@ -212,19 +216,23 @@ def test_an_evaluation_that_loses_a_rank_or_is_stopped(tapetune, base, tmp_path)
     words = ["eval", "perplexity", base[0], "--data", base[1], "--context", "64,4096", "--stride", 1, "--protocol", "longlora"]
     words += ["--limit", 5200, "--resume", kept, "--timeout", TIMEOUT]
 
-    def after_a_second(number, victim, but=()):
+    def computed(process):
+        """Seconds; the start takes half of one."""
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def under_way(number, victim, but=()):
         with Ranks(tapetune.path, words, 3) as ranks:
-            wait_until(lambda: all(Path(f"/proc/{p.pid}/task").exists() for p in ranks.processes.values()), "no rank")
-            time.sleep(1.5)
+            wait_until(lambda: all(computed(p) > 2 for p in ranks.processes.values()), "nothing was computed")
             ranks.signal(victim, number)
             return ranks.end(but)
 
-    ended = after_a_second(signal.SIGTERM, 2)
+    ended = under_way(signal.SIGTERM, 2)
     assert [code for code, _ in ended.values()] == [3, 3, 3], ended
     assert f"tokens are in {kept}" in ended[0][1] and ended[1][1] == ended[2][1] == ""
     first = json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"]
     assert first > 0
-    ended = after_a_second(signal.SIGKILL, 1, but=[1])
+    ended = under_way(signal.SIGKILL, 1, but=[1])
     assert [code for code, _ in ended.values()] == [1, 1], ended
     assert "[ranks] rank 1" in ended[0][1] and "not heard of any more" in ended[0][1]
     assert json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"] >= first
