@@ -84,6 +84,8 @@ TEST_CASE("ranks: every method gives on several what it gives on one") {
     std::vector<std::string> words;
   };
   const std::vector<Layout> layouts{{2, {}},
+                                    {4, {}},
+                                    {2, {"shard=base"}},
                                     {2, {"micro_batch=2", "checkpointing=off"}},
                                     {4, {"shard=base"}},
                                     {2, {"sequence_parallel=2", "checkpointing=selective"}},
