@@ -143,11 +143,10 @@ struct Projections : Function<Projections> {
     variable_list out{d_x};
     for (std::size_t p = 0; p < places.size(); ++p) {
       const auto place = static_cast<std::size_t>(places[p]);
-      const bool wanted = ctx->needs_input_grad(1 + p) && d_out[place % n].defined();
-      if (place < n && wanted) {
-        d_all[place] = at::mm(d_out[place].t(), rows).to(saved[place].scalar_type());
-      } else if (place < 2 * n && wanted) {
-        d_all[place] = d_out[place - n].sum(0).to(saved[place].scalar_type());
+      const bool weight = place < n, bias = !weight && place < 2 * n;
+      const at::Tensor& d = d_out[weight ? place : bias ? place - n : 0];
+      if ((weight || bias) && d.defined() && ctx->needs_input_grad(1 + p)) {
+        d_all[place] = (weight ? at::mm(d.t(), rows) : d.sum(0)).to(saved[place].scalar_type());
       }
       out.push_back(d_all[place]);
     }
