@@ -3,9 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <span>
-#include <vector>
-
 namespace tapetune::kernels {
 
 // Up to this many rows are worth it; more are a matrix product.
@@ -14,12 +11,8 @@ inline constexpr std::int64_t matvec_rows = 16;
 // True for CPU tensors without a gradient: x f32, weight f32 or bf16, contiguous.
 bool matvec_applies(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-struct Matrix {
-  at::Tensor weight;  // [O, I]
-  at::Tensor bias;    // [O], or undefined
-};
-// x weight^T + bias for each of them, summed in f32: [R, I] -> [R, O]. A row's result does not depend on the other
-// rows.
-std::vector<at::Tensor> matvec(const at::Tensor& x, std::span<const Matrix> matrices);
+// x weight^T + bias, summed in f32. A row's result does not depend on the other rows.
+at::Tensor matvec(const at::Tensor& x, const at::Tensor& weight,
+                  const at::Tensor& bias);  // [R, I], [O, I], [O] -> [R, O]
 
 }  // namespace tapetune::kernels

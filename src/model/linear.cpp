@@ -185,35 +185,13 @@ at::ScalarType arithmetic_dtype(const at::Tensor& x) {
 
 at::Tensor apply(const Linear& linear, const at::Tensor& x) {
   if (kernels::matvec_applies(x, linear.weight, linear.bias)) {
-    const kernels::Matrix matrix{linear.weight, linear.bias};
-    return kernels::matvec(x, {&matrix, 1}).front().view(shape_with(x, linear.weight.size(0)));
+    return kernels::matvec(x, linear.weight, linear.bias).view(shape_with(x, linear.weight.size(0)));
   }
   const auto dtype = arithmetic_dtype(x);
   // A conversion lives only for this product: one matrix at a time is widened, the rest stays mapped.
   const at::Tensor bias = linear.bias.defined() ? linear.bias.to(dtype) : at::Tensor();
   return at::linear(x.to(dtype), linear.weight.to(dtype), bias).to(x.scalar_type());
 }
-
-namespace {
-
-// While decoding, the projections of one input are read as one: threads meet once instead of for each.
-std::vector<at::Tensor> apply_all(std::span<const Linear> linears, const at::Tensor& x) {
-  const bool few_rows = std::all_of(linears.begin(), linears.end(), [&](const Linear& linear) {
-    return kernels::matvec_applies(x, linear.weight, linear.bias);
-  });
-  std::vector<at::Tensor> out;
-  if (few_rows) {
-    std::vector<kernels::Matrix> matrices;
-    for (const Linear& linear : linears) matrices.push_back({linear.weight, linear.bias});
-    out = kernels::matvec(x, matrices);
-    for (at::Tensor& y : out) y = y.view(shape_with(x, y.size(1)));
-  } else {
-    for (const Linear& linear : linears) out.push_back(apply(linear, x));
-  }
-  return out;
-}
-
-}  // namespace
 
 std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LowRank> added, const at::Tensor& x,
                                 bool graph_only) {
@@ -237,10 +215,12 @@ std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const
     }
     return Projections::apply(x, at::TensorList(present), &call);
   }
-  std::vector<at::Tensor> out = apply_all(linears, x);
+  std::vector<at::Tensor> out;
   for (std::size_t i = 0; i < n; ++i) {
+    at::Tensor y = apply(linears[i], x);
     if (tensors[2 * n + i].defined())
-      out[i].add_(apply({tensors[3 * n + i], {}}, apply({tensors[2 * n + i], {}}, x)), call.scales[i]);
+      y.add_(apply({tensors[3 * n + i], {}}, apply({tensors[2 * n + i], {}}, x)), call.scales[i]);
+    out.push_back(y);
   }
   return out;
 }
