@@ -353,7 +353,7 @@ Drawing draw_scale(const HeatMap& map) {
   constexpr double bar = 160, height = 10;
   Drawing drawing;
   const std::string least = shown_value(map, map.least), most = shown_value(map, map.most);
-  const double left = text_width(least) + 8;
+  const double left = text_width(least) + 14;  // a percent sign is wider than most letters
   drawing.body += text(left - 6, 14, least, "tick end");
   for (int i = 0; i < steps; ++i) {
     drawing.body += fmt::format("<rect x=\"{:.1f}\" y=\"5\" width=\"{:.1f}\" height=\"{:.0f}\" fill=\"{}\"/>\n",
