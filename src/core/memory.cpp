@@ -29,6 +29,12 @@ int release_read_only(dl_phdr_info* library, std::size_t, void*) {
   return 0;
 }
 
+void give_back_heap() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
+
 }  // namespace
 
 void set_up_memory() {
@@ -40,16 +46,12 @@ void set_up_memory() {
 }
 
 void settle_memory() {
-#ifdef __GLIBC__
-  ::malloc_trim(0);
-#endif
+  give_back_heap();
   ::dl_iterate_phdr(release_read_only, nullptr);
 }
 
 void start_memory_peak() {
-#ifdef __GLIBC__
-  ::malloc_trim(0);
-#endif
+  give_back_heap();
   // 5 sets the kernel's high-water mark to what is resident now.
   if (std::FILE* file = std::fopen("/proc/self/clear_refs", "w")) {
     std::fputs("5", file);
