@@ -11,6 +11,10 @@
 #include <cstdio>
 #include <string_view>
 
+// jemalloc's, where the program has it (core/heap.cpp).
+extern "C" int mallctl(const char* name, void* old, std::size_t* old_size, void* next, std::size_t next_size)
+    __attribute__((weak));
+
 namespace tapetune {
 
 namespace {
@@ -30,12 +34,19 @@ int release_read_only(dl_phdr_info* library, std::size_t, void*) {
 }
 
 void give_back_heap() {
+  if (heap_is_compact()) {
+    ::mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
+    ::mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0);  // 4096 stands for all arenas
+    return;
+  }
 #ifdef __GLIBC__
   ::malloc_trim(0);
 #endif
 }
 
 }  // namespace
+
+bool heap_is_compact() { return ::mallctl != nullptr; }
 
 void set_up_memory() {
 #ifdef __GLIBC__

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/memory.h"
 #include "data/token_file.h"
 #include "distributed/layout.h"
 #include "plan/activations.h"
@@ -76,8 +77,10 @@ Plan make_plan(const Recipe& recipe, const Machine& machine) {
     const double frozen = frozen_bytes(adapted);
     weights += frozen / ranks - frozen + gathered_bytes(adapted);
   }
-  // Blocks that come and go with each layer leave holes: glibc's heap holds about twice their size besides, in runs of
-  // 1024 to 8192 tokens of all methods (tools/bench plan), and libraries have working memory of their own.
+  // Blocks that come and go with each layer leave holes: jemalloc holds about a quarter of their size besides, glibc's
+  // heap twice, in runs of 1024 to 8192 tokens of all methods (tools/bench plan), and libraries have working memory of
+  // their own.
+  const double holes = heap_is_compact() ? step.moment / 4 : 2 * step.moment;
   plan.memory = {{"program", machine.gpus ? gpu_program_bytes : resident_bytes()},
                  {"weights", weights},
                  {"trained", trained},
@@ -85,7 +88,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine) {
                  {"optimizer", 2 * trained / (sharded ? ranks : 1)},
                  {"activations", step.activations},
                  {"loss", step.loss},
-                 {"heap", machine.gpus ? gpu_slack * step.activations : 2 * step.moment + 42e6}};
+                 {"heap", machine.gpus ? gpu_slack * step.activations : holes + 45e6}};
   plan.traffic = step_traffic(adapted, recipe, machine.ranks);
   plan.checkpoint_bytes = 3 * trained;
   plan.disk_bytes = plan.checkpoint_bytes * static_cast<double>(std::max<std::int64_t>(1, recipe.keep)) + trained;

@@ -37,7 +37,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 double peak_megabytes() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / 1000;
+  return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;
 }
 
 // Whatever a step draws depends on the recipe's seed and its place in the run, on nothing else.

@@ -58,6 +58,17 @@ add_library(tapetune_unpackers INTERFACE)
 target_include_directories(tapetune_unpackers SYSTEM INTERFACE ${ZSTD_INCLUDE_DIR})
 target_link_libraries(tapetune_unpackers INTERFACE ZLIB::ZLIB ${ZSTD_LIBRARY})
 
+# The heap of our programs; sanitizers bring their own. Libraries leave that choice to whoever links them.
+add_library(tapetune_heap INTERFACE)
+find_library(JEMALLOC_LIBRARY jemalloc)
+if(TAPETUNE_SANITIZE OR TAPETUNE_TSAN OR TAPETUNE_FUZZ)
+elseif(JEMALLOC_LIBRARY)
+  target_sources(tapetune_heap INTERFACE ${CMAKE_SOURCE_DIR}/src/core/heap.cpp)
+  target_link_libraries(tapetune_heap INTERFACE ${JEMALLOC_LIBRARY})
+else()
+  message(STATUS "jemalloc is not installed (libjemalloc-dev): training will take up to half as much memory again")
+endif()
+
 if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
   find_package(Catch2 QUIET) # version 2 or 3
   if(NOT Catch2_FOUND)
