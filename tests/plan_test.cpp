@@ -1,9 +1,4 @@
 // What `plan` says beforehand against what then happens.
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-
-#include <atomic>
-
 #include "adapters/adapter.h"
 #include "catch.h"
 #include "core/json.h"
@@ -15,29 +10,6 @@ using namespace tapetune;
 using namespace tapetune::test;
 
 namespace {
-
-// Counts what tensors hold while it lives, on all threads that take part in the work.
-class TensorMemory : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-    const std::int64_t now = held_ += size;
-    std::int64_t most = most_;
-    while (now > most && !most_.compare_exchange_weak(most, now)) {
-    }
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  double most() const { return static_cast<double>(most_); }
-
- private:
-  std::atomic<std::int64_t> held_{0}, most_{0};
-};
-
-double most_memory(const std::function<void()>& work) {
-  const auto memory = std::make_shared<TensorMemory>();
-  const c10::DebugInfoGuard watched(c10::DebugInfoKind::PROFILER_STATE, memory);
-  work();
-  return memory->most();
-}
 
 ModelConfig config() {
   ModelConfig c;

@@ -158,9 +158,10 @@ TEST_CASE("ranks: bytes are those of the formulas, and none while gradients accu
   CHECK(sent(2, "at once", {"steps=2", "eval_every=0", "micro_batch=4"}) == trained + loss);
 
   // Ulysses: queries, keys and values go and values come back, of half the sequence and half of which stays; forward,
-  // again for the gradients, and backward.
+  // again for the gradients, and backward, with a number a head and token besides.
   const std::int64_t layers = 2, heads = 4, kv_heads = 2, width = 16, tokens = 16, batch = 8;
-  const std::int64_t exchanged = batch * (tokens / 2) * width * 4 * (heads + 2 * kv_heads + heads) / 2 * layers * 3;
+  const std::int64_t exchanged =
+      batch * (tokens / 2) * 4 * (width * (heads + 2 * kv_heads + heads) * 3 + heads) / 2 * layers;
   CHECK(sent(2, "spread", {"steps=2", "eval_every=0", "sequence_parallel=2"}) == trained + loss + exchanged);
 }
 

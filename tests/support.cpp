@@ -1,8 +1,10 @@
 #include "support.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 
@@ -150,6 +152,51 @@ LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype) {
     if (tensor.shape.size() == 1) return normal(tensor.shape, 0.1) + 1;
     return normal(tensor.shape, tensor.name == "model.embed_tokens.weight" ? 1.0 : 0.2);
   });
+}
+
+namespace {
+
+// LibTorch's own allocator, counted. It stays for good, because tensors outlive the work that made them.
+class CountingAllocator : public c10::Allocator {
+ public:
+  explicit CountingAllocator(c10::Allocator* real) : real_(real) {}
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto block = std::make_unique<Block>(Block{real_->allocate(bytes), static_cast<std::int64_t>(bytes), this});
+    void* data = block->data.get();
+    const std::int64_t now = held_ += block->bytes;
+    std::int64_t most = most_;
+    while (now > most && !most_.compare_exchange_weak(most, now)) {
+    }
+    return {data, block.release(), &release, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { real_->copy_data(to, from, bytes); }
+
+  void start() { most_ = before_ = held_.load(); }
+  double most() const { return static_cast<double>(most_ - before_); }
+
+ private:
+  struct Block {
+    c10::DataPtr data;
+    std::int64_t bytes;
+    CountingAllocator* counter;
+  };
+  static void release(void* context) {
+    const std::unique_ptr<Block> block(static_cast<Block*>(context));
+    block->counter->held_ -= block->bytes;
+  }
+  c10::Allocator* real_;
+  std::atomic<std::int64_t> held_{0}, most_{0};
+  std::int64_t before_ = 0;
+};
+
+}  // namespace
+
+double most_memory(const std::function<void()>& work) {
+  static CountingAllocator counter(c10::GetCPUAllocator());
+  c10::SetCPUAllocator(&counter, /*priority=*/1);
+  counter.start();
+  work();
+  return counter.most();
 }
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {

@@ -72,6 +72,9 @@ ModelConfig random_config(bool tied);
 // The same numbers in any dtype.
 LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype);
 
+// The most bytes that tensors hold at a time meanwhile, on all threads, besides those that were there before.
+double most_memory(const std::function<void()>& work);
+
 double largest_difference(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace tapetune::test

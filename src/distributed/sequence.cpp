@@ -1,6 +1,7 @@
 #include "distributed/sequence.h"
 
 #include "core/error.h"
+#include "kernels/attention.h"
 
 namespace tapetune {
 
@@ -15,37 +16,79 @@ struct Holder : torch::CustomClassHolder {
   Group group;
 };
 
-at::Tensor exchanged(const Group& group, const at::Tensor& rows) {
+// An exchange under way, and how its rows become a tensor.
+struct Coming {
+  at::Tensor rows;
+  Group::Pending pending;
+  std::function<at::Tensor(const at::Tensor&)> shaped;
+  at::Tensor arrived() const {
+    pending.wait();
+    return shaped(rows);
+  }
+};
+
+Coming exchange(const Group& group, const at::Tensor& rows, std::function<at::Tensor(const at::Tensor&)> shaped) {
   const at::Tensor from = rows.contiguous();
   at::Tensor to = at::empty_like(from);
-  group.exchange(to, from).wait();
-  return to;
+  return {to, group.exchange(to, from), std::move(shaped)};
 }
 
 // [B, n, S h, D] -> [B, S n, h, D]: the other ranks' tokens come, the other ranks' heads go.
-at::Tensor tokens_in(const Group& group, const at::Tensor& t) {
+Coming tokens_in(const Group& group, const at::Tensor& t) {
   const std::int64_t parts = group.size(), batch = t.size(0), n = t.size(1), h = t.size(2) / parts, width = t.size(3);
   const at::Tensor by_rank = t.reshape({batch, n, parts, h, width}).permute({2, 0, 1, 3, 4});  // [S, B, n, h, D]
-  return exchanged(group, by_rank).permute({1, 0, 2, 3, 4}).reshape({batch, parts * n, h, width});
+  return exchange(group, by_rank, [=](const at::Tensor& came) {
+    return came.permute({1, 0, 2, 3, 4}).reshape({batch, parts * n, h, width});
+  });
 }
 
 // The way back.
-at::Tensor heads_in(const Group& group, const at::Tensor& t) {
+Coming heads_in(const Group& group, const at::Tensor& t) {
   const std::int64_t parts = group.size(), batch = t.size(0), n = t.size(1) / parts, h = t.size(2), width = t.size(3);
   const at::Tensor by_rank = t.reshape({batch, parts, n, h, width}).permute({1, 0, 2, 3, 4});  // [S, B, n, h, D]
-  return exchanged(group, by_rank).permute({1, 2, 0, 3, 4}).reshape({batch, n, parts * h, width});
+  return exchange(group, by_rank, [=](const at::Tensor& came) {
+    return came.permute({1, 2, 0, 3, 4}).reshape({batch, n, parts * h, width});
+  });
+}
+
+void hold(AutogradContext* ctx, const Group& group) {
+  ctx->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(group));
+}
+const Group& held(AutogradContext* ctx) {
+  return c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["group"].toCapsule())->group;
 }
 
 // Each is the other's gradient.
-template <bool to_heads>
-struct Exchange : Function<Exchange<to_heads>> {
+struct ToHeads : Function<ToHeads> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const Group* group) {
-    ctx->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*group));
-    return to_heads ? tokens_in(*group, t) : heads_in(*group, t);
+    hold(ctx, *group);
+    return tokens_in(*group, t).arrived();
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Group& group = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["group"].toCapsule())->group;
-    return {to_heads ? heads_in(group, grads[0]) : tokens_in(group, grads[0]), {}};
+    return {heads_in(held(ctx), grads[0]).arrived(), {}};
+  }
+};
+
+// The result of attention is kept here, among the tokens' activations, and not where its heads are a second time: their
+// gradient gets a number a head and token instead.
+struct ToTokens : Function<ToTokens> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const std::optional<at::Tensor>& lse,
+                            const Group* group) {
+    hold(ctx, *group);
+    at::Tensor out = heads_in(*group, t).arrived();
+    ctx->save_for_backward({lse ? out : at::Tensor()});
+    return out;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Group& group = held(ctx);
+    const at::Tensor out = ctx->get_saved_variables()[0];
+    const Coming d_t = tokens_in(group, grads[0]);
+    at::Tensor d_lse;
+    if (out.defined()) {
+      const at::Tensor delta = kernels::attention_delta(out.to(at::kFloat), grads[0].to(at::kFloat));  // [B, n, H]
+      d_lse = tokens_in(group, delta.unsqueeze(-1)).arrived().squeeze(-1).transpose(1, 2).neg();       // [B, h, N]
+    }
+    return {d_t.arrived(), d_lse, {}};
   }
 };
 
@@ -66,7 +109,7 @@ std::vector<at::Tensor> all_to_heads(const Group& group, const std::vector<at::T
     if (!given[i].defined()) continue;
     const at::Tensor t = shareable(given[i], heads, parts);
     if (t.scalar_type() != given[0].scalar_type()) {
-      out[i] = Exchange<true>::apply(t, &group);
+      out[i] = ToHeads::apply(t, &group);
       continue;
     }
     places.push_back(i);
@@ -74,7 +117,7 @@ std::vector<at::Tensor> all_to_heads(const Group& group, const std::vector<at::T
     together.push_back(t.unflatten(2, {parts, widths.back()}));  // [B, n, S, h, D]
   }
   const std::vector<at::Tensor> split =
-      Exchange<true>::apply(at::cat(together, 3).flatten(2, 3), &group).split_with_sizes(widths, 2);
+      ToHeads::apply(at::cat(together, 3).flatten(2, 3), &group).split_with_sizes(widths, 2);
   for (std::size_t i = 0; i < places.size(); ++i) out[places[i]] = split[i];
   return out;
 }
@@ -92,7 +135,9 @@ void spread_sequences(Parallel& parallel, const Group& group, const ModelConfig&
   parallel.to_heads = [group, heads = config.heads](const std::vector<at::Tensor>& all) {
     return all_to_heads(group, all, heads);
   };
-  parallel.to_tokens = [group](const at::Tensor& t) { return Exchange<false>::apply(t, &group); };
+  parallel.to_tokens = [group](const at::Tensor& t, const at::Tensor& lse) {
+    return ToTokens::apply(t, lse.defined() ? std::optional(lse) : std::nullopt, &group);
+  };
 }
 
 }  // namespace tapetune

@@ -39,4 +39,13 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
                                       const at::Tensor& also, const Attended& out, const at::Tensor& d_values,
                                       const at::Tensor& d_attended, double scale, const Cuts& cuts, bool need_also);
 
+// All that the gradient needs of a result is its product with its own gradient, head by head: [B, N, H] of [B, N, H,
+// D]. What is attended besides adds its own.
+at::Tensor attention_delta(const at::Tensor& result, const at::Tensor& d_result);
+// The same from that product, where the result itself is elsewhere.
+AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& also, const at::Tensor& lse, const at::Tensor& delta,
+                                      const at::Tensor& d_values, const at::Tensor& d_attended, double scale,
+                                      const Cuts& cuts, bool need_also);
+
 }  // namespace tapetune::kernels

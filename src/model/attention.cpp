@@ -16,6 +16,7 @@ struct Call {
   double scale;
   kernels::Cuts cuts;
   KeptAttention* kept;
+  bool apart;
 };
 
 kernels::Attended run_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& also,
@@ -36,19 +37,27 @@ struct Attention : Function<Attention> {
     const at::Tensor also = given.value_or(at::Tensor());
     const kernels::Attended out = run_kernel(q, k, v, also, *call);
     // New handles: what is kept must not become part of this graph.
-    const at::Tensor values = out.values.detach(), attended = also.defined() ? out.attended.detach() : at::Tensor();
-    ctx->save_for_backward({q, k, v, also, values, attended, out.lse});
+    const at::Tensor values = out.values.detach(), attended = also.defined() ? out.attended.detach() : at::Tensor(),
+                     lse = out.lse.detach();
+    ctx->save_for_backward(
+        {q, k, v, also, call->apart ? at::Tensor() : values, call->apart ? at::Tensor() : attended, lse});
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*call));
     ctx->set_materialize_grads(false);
-    return also.defined() ? variable_list{values, attended} : variable_list{values};
+    variable_list all{values};
+    if (also.defined()) all.push_back(attended);
+    if (call->apart) all.push_back(lse);
+    return all;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list s = ctx->get_saved_variables();
     const Call& call = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["call"].toCapsule())->call;
-    const at::Tensor d_attended = grads.size() > 1 ? grads[1] : at::Tensor();
+    const at::Tensor d_attended = s[3].defined() ? grads[1] : at::Tensor();
+    const bool need_also = s[3].defined() && ctx->needs_input_grad(3);
     const kernels::AttentionGradients d =
-        kernels::attention_backward(s[0], s[1], s[2], s[3], {s[4], s[5], s[6]}, grads[0], d_attended, call.scale,
-                                    call.cuts, s[3].defined() && ctx->needs_input_grad(3));
+        call.apart ? kernels::attention_backward(s[0], s[1], s[2], s[3], s[6], grads.back().transpose(1, 2).neg(),
+                                                 grads[0], d_attended, call.scale, call.cuts, need_also)
+                   : kernels::attention_backward(s[0], s[1], s[2], s[3], {s[4], s[5], s[6]}, grads[0], d_attended,
+                                                 call.scale, call.cuts, need_also);
     return {d.q, d.k, d.v, d.also, {}};
   }
 };
@@ -102,23 +111,25 @@ AttentionOutput attend(const at::Tensor& q, const at::Tensor& k, const at::Tenso
   const bool ours = q.is_cpu() && (dtype == at::kFloat || arithmetic_dtype(q) == at::kFloat);
   if (!ours) {
     return {flash_in_groups(q, k, v, call.scale, call.cuts),
-            also.defined() ? flash_in_groups(q, k, also.to(dtype), call.scale, call.cuts) : at::Tensor()};
+            also.defined() ? flash_in_groups(q, k, also.to(dtype), call.scale, call.cuts) : at::Tensor(),
+            {}};
   }
   const auto wide = [](const at::Tensor& t) { return t.defined() ? t.to(at::kFloat) : t; };
   const at::Tensor wide_q = wide(q), wide_k = wide(k), wide_v = wide(v), wide_also = wide(also);
-  at::Tensor values, attended;
+  at::Tensor values, attended, lse;
   if (kernels::wants_gradient(wide_q) || kernels::wants_gradient(wide_k) || kernels::wants_gradient(wide_v) ||
       kernels::wants_gradient(wide_also)) {
     const variable_list out =
         Attention::apply(wide_q, wide_k, wide_v, also.defined() ? std::optional(wide_also) : std::nullopt, &call);
     values = out[0];
     if (also.defined()) attended = out[1];
+    if (call.apart) lse = out.back();
   } else {
     const kernels::Attended out = run_kernel(wide_q, wide_k, wide_v, wide_also, call);
     values = out.values;
     attended = out.attended;
   }
-  return {values.to(dtype), attended.defined() ? attended.to(also.scalar_type()) : at::Tensor()};
+  return {values.to(dtype), attended.defined() ? attended.to(also.scalar_type()) : at::Tensor(), lse};
 }
 
 // One row behind its past.
@@ -126,10 +137,10 @@ AttentionOutput attend_cached(const at::Tensor& q, const SequenceCache::View& al
   if (q.size(1) == 1 && kernels::fused(q)) {
     const auto [values, attended] = kernels::decode_attention(q[0][0], all.k, all.v, all.position, scale);
     const auto row = [](const at::Tensor& t) { return t.defined() ? t.unsqueeze(0).unsqueeze(0) : t; };
-    return {row(values), row(attended)};
+    return {row(values), row(attended), {}};
   }
   const auto by_token = [](const at::Tensor& t) { return t.defined() ? t.transpose(0, 1).unsqueeze(0) : t; };
-  return attend(q, by_token(all.k), by_token(all.v), by_token(all.position), {scale, {}, nullptr});
+  return attend(q, by_token(all.k), by_token(all.v), by_token(all.position), {scale, {}, nullptr, false});
 }
 
 }  // namespace
@@ -138,7 +149,7 @@ AttentionOutput causal_attention(const AttentionInput& in) {
   const std::int64_t batch = in.q.size(0), tokens = in.q.size(1);
   const bool padded = std::any_of(in.spans.begin(), in.spans.end(),
                                   [&](const RowSpan& span) { return span.begin != 0 || span.end != tokens; });
-  if (in.caches.empty() && !padded) return attend(in.q, in.k, in.v, in.also, {in.scale, in.cuts, in.kept});
+  if (in.caches.empty() && !padded) return attend(in.q, in.k, in.v, in.also, {in.scale, in.cuts, in.kept, in.apart});
 
   std::vector<at::Tensor> values, attended;
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -151,7 +162,7 @@ AttentionOutput causal_attention(const AttentionInput& in) {
     const at::Tensor q = row(in.q), k = row(in.k), v = row(in.v), also = row(in.also);
     AttentionOutput out;
     if (in.caches.empty()) {
-      out = attend(q, k, v, also, {in.scale, {}, nullptr});
+      out = attend(q, k, v, also, {in.scale, {}, nullptr, false});
     } else {
       const auto by_head = [](const at::Tensor& t) { return t.defined() ? t.squeeze(0).transpose(0, 1) : t; };
       SequenceCache& cache = *in.caches[static_cast<std::size_t>(b)];
@@ -166,7 +177,7 @@ AttentionOutput causal_attention(const AttentionInput& in) {
   const auto joined = [](const std::vector<at::Tensor>& rows) {
     return rows.size() == 1 || !rows.front().defined() ? rows.front() : at::cat(rows);
   };
-  return {joined(values), joined(attended)};
+  return {joined(values), joined(attended), {}};
 }
 
 }  // namespace tapetune

@@ -35,11 +35,15 @@ struct AttentionInput {
   std::span<SequenceCache* const> caches;  // one a row, or empty: no past
   kernels::Cuts cuts;                      // where attention begins anew; empty: nowhere
   KeptAttention* kept = nullptr;           // filled when it is not, used when it is
+  bool apart = false;                      // whoever uses the results keeps them, see `lse`
 };
 
 struct AttentionOutput {
   at::Tensor values;    // [B, N, H, D]; rows of padding are zeros
   at::Tensor attended;  // [B, N, H, D], from `also`
+  // [B, H, N], with `apart` and gradients only: the results are then not kept for the backward, and what it needs of
+  // them comes as the gradient of this: minus kernels::attention_delta of each.
+  at::Tensor lse;
 };
 
 // Every token sees itself and all before it, back to the last cut.

@@ -166,9 +166,10 @@ AttentionOutput Llama::spread_attention(AttentionInput in) const {
   in.k = mine[1];
   in.v = mine[2];
   in.also = mine[3];
+  in.apart = true;
   AttentionOutput out = causal_attention(in);
-  out.values = parallel_.to_tokens(out.values);
-  if (out.attended.defined()) out.attended = parallel_.to_tokens(out.attended);
+  out.values = parallel_.to_tokens(out.values, out.lse);
+  if (out.attended.defined()) out.attended = parallel_.to_tokens(out.attended, out.lse);
   return out;
 }
 

@@ -60,7 +60,10 @@ StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std:
     const double tokens = passes * static_cast<double>(recipe.micro_batch * recipe.context / parts);
     const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
     for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
-      traffic.sequence += tokens * directions * others(parts) * exchanged_a_token(adapted, i, parts);
+      // Backward, results stay where their tokens are; a number of f32 a head goes in their place.
+      const std::int64_t results = adapted.model.seams().position->updates(i) ? 2 : 1;
+      const auto numbers = static_cast<double>(4 * results * adapted.model.config().heads);
+      traffic.sequence += tokens * others(parts) * (directions * exchanged_a_token(adapted, i, parts) + numbers);
     }
   }
   return traffic;

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "kernels/cpu/attention_loops.h"
+#include "kernels/cpu/loops.h"
 
 namespace tapetune::kernels {
 
@@ -205,16 +206,38 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
   return out;
 }
 
+at::Tensor attention_delta(const at::Tensor& result, const at::Tensor& d_result) {
+  const at::Tensor x = result.contiguous(), y = d_result.contiguous();
+  const std::int64_t width = x.size(3);
+  at::Tensor out = at::empty({x.size(0), x.size(1), x.size(2)}, x.options());
+  const auto *from = x.const_data_ptr<float>(), *other = y.const_data_ptr<float>();
+  auto* to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, out.numel(), std::max<std::int64_t>(1, 16384 / width), [&](std::int64_t begin, std::int64_t end) {
+    loops::row_dots(from + begin * width, other + begin * width, to + begin, end - begin, width);
+  });
+  return out;
+}
+
 AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const at::Tensor& also, const Attended& out, const at::Tensor& d_values,
                                       const at::Tensor& d_attended, double scale, const Cuts& cuts, bool need_also) {
+  at::Tensor delta =
+      d_values.defined() ? attention_delta(out.values, d_values) : at::zeros(q.sizes().slice(0, 3), q.options());
+  if (d_attended.defined()) delta.add_(attention_delta(out.attended, d_attended));
+  return attention_backward(q, k, v, also, out.lse, delta, d_values, d_attended, scale, cuts, need_also);
+}
+
+AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& also, const at::Tensor& given_lse, const at::Tensor& delta,
+                                      const at::Tensor& d_values, const at::Tensor& d_attended, double scale,
+                                      const Cuts& cuts, bool need_also) {
   const Shape s = shape_of(q, k, v, also);
   const std::vector<Span> spans = spans_of(s, cuts);
   const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(also);
   const at::Tensor zero = d_values.defined() ? at::Tensor() : at::zeros({1, 1, 1, s.width}, q.options());
   const at::Tensor d_first = d_values.defined() ? readable(d_values) : zero.expand_as(q);
   const at::Tensor d_second = also.defined() ? readable(d_attended) : at::Tensor();
-  const at::Tensor first = readable(out.values), second = readable(out.attended), lse = out.lse.contiguous();
+  const at::Tensor lse = given_lse.contiguous(), deltas = delta.contiguous();
 
   // Heads that share keys get gradients of their own first: then any head is a task.
   const std::vector<std::int64_t> sizes{s.batch, s.keys, s.heads, s.width};
@@ -252,26 +275,26 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
           const Span& span = spans[task.span];
           const std::int64_t b = span.batch, h = task.head, key = span.begin + task.begin;
           const std::int64_t query = std::max<std::int64_t>(0, key - past);
-          loops::attention_backward({.q = rows(queries, b, query, h),
-                                     .k = rows(keys, b, key, span.key_head),
-                                     .v = rows(values, b, key, span.key_head),
-                                     .also = rows(more, b, key, span.key_head),
-                                     .values = rows(first, b, query, h),
-                                     .attended = rows(second, b, query, h),
-                                     .d_values = rows(d_first, b, query, h),
-                                     .d_attended = rows(d_second, b, query, h),
-                                     .lse = lse.const_data_ptr<float>() + (b * s.heads + h) * s.queries + query,
-                                     .queries = span.end - past - query,
-                                     .keys = task.end - task.begin,
-                                     .width = s.width,
-                                     .past = past + query - key,
-                                     .scale = static_cast<float>(scale),
-                                     .d_q = place(*task.d_q, b, query, h),
-                                     .d_k = place(d.k, b, key, h),
-                                     .d_v = place(d.v, b, key, h),
-                                     .d_also = place(d.also, b, key, h),
-                                     .gradient_stride = s.heads * s.width,
-                                     .scratch = scratch});
+          loops::attention_backward(
+              {.q = rows(queries, b, query, h),
+               .k = rows(keys, b, key, span.key_head),
+               .v = rows(values, b, key, span.key_head),
+               .also = rows(more, b, key, span.key_head),
+               .d_values = rows(d_first, b, query, h),
+               .d_attended = rows(d_second, b, query, h),
+               .lse = lse.const_data_ptr<float>() + (b * s.heads + h) * s.queries + query,
+               .delta = {deltas.const_data_ptr<float>() + (b * s.queries + query) * s.heads + h, s.heads},
+               .queries = span.end - past - query,
+               .keys = task.end - task.begin,
+               .width = s.width,
+               .past = past + query - key,
+               .scale = static_cast<float>(scale),
+               .d_q = place(*task.d_q, b, query, h),
+               .d_k = place(d.k, b, key, h),
+               .d_v = place(d.v, b, key, h),
+               .d_also = place(d.also, b, key, h),
+               .gradient_stride = s.heads * s.width,
+               .scratch = scratch});
         });
   share(tasks.size(), 0, [&](std::size_t index, float*) {
     const Task& task = tasks[index];

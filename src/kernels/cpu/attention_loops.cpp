@@ -88,13 +88,6 @@ TAPETUNE_INLINE void divide(const float* from, const float* sum, float* to, std:
   }
 }
 
-TAPETUNE_INLINE float dot(const float* a, const float* b, std::int64_t width) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (std::int64_t i = 0; i < width; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 // Room for whole units of queries, wherever the first begins.
 TAPETUNE_INLINE std::int64_t padded_rows(std::int64_t queries) {
   return round_up(queries, highest_tile) + highest_tile;
@@ -385,8 +378,7 @@ struct Loops {
     fill(lse, 2 * padded, 0);
     for (std::int64_t r = 0; r < b.queries; ++r) {
       lse[r] = b.lse[r] * log2_e;
-      delta[r] = dot(b.values.data + r * b.values.stride, d_values + r * stride, width);
-      if (second) delta[r] += dot(b.attended.data + r * b.attended.stride, d_attended + r * stride, width);
+      delta[r] = b.delta.data[r * b.delta.stride];
     }
     Mask places;
     for (int j = 0; j < count; ++j) places[j] = j;

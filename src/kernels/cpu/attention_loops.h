@@ -40,9 +40,10 @@ struct Rows {
   std::int64_t stride;
 };
 struct Backward {
-  Rows q, k, v, also;                           // also.data may be null
-  Rows values, attended, d_values, d_attended;  // attended, d_attended: null where there is nothing to add
+  Rows q, k, v, also;         // also.data may be null
+  Rows d_values, d_attended;  // d_attended: null where there is nothing to add
   const float* lse;
+  Rows delta;  // a number a query
   std::int64_t queries, keys, width;
   std::int64_t past;  // keys that the first query sees before its own; it may be more than there are
   float scale;

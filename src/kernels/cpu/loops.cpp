@@ -226,6 +226,10 @@ TAPETUNE_SIMD void matvec_bf16(const Product& p, const std::uint16_t* weight, st
   matvec(p, weight, begin, end);
 }
 
+TAPETUNE_SIMD void row_dots(const float* x, const float* y, float* out, std::int64_t rows, std::int64_t width) {
+  for (std::int64_t r = 0; r < rows; ++r) row_products<false>(x + r * width, y + r * width, out + r, 1, 1, width);
+}
+
 TAPETUNE_SIMD void attention_weights(const float* q, const float* k, float* weights, std::int64_t length,
                                      std::int64_t width, float scale) {
   matvec({q, 1, width, length, nullptr, weights}, k, 0, length);  // the keys are the matrix

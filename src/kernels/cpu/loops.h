@@ -50,6 +50,9 @@ struct Product {
 void matvec_f32(const Product& p, const float* weight, std::int64_t begin, std::int64_t end);
 void matvec_bf16(const Product& p, const std::uint16_t* weight, std::int64_t begin, std::int64_t end);
 
+// The product of each row of x with that of y: x, y [rows, width].
+void row_dots(const float* x, const float* y, float* out, std::int64_t rows, std::int64_t width);
+
 // softmax(q k^T scale) for one query of one head, and values under such weights.
 void attention_weights(const float* q, const float* k, float* weights, std::int64_t length, std::int64_t width,
                        float scale);
