@@ -203,7 +203,7 @@ MethodOptions method_from_json(const Json& json, std::string_view where) {
   }
   std::vector<std::string> words;
   for (const auto& [key, value] : json.items()) {
-    if (key != "method") words.push_back(key + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+    if (key != "method") words.push_back(key + "=" + (value.is_string() ? value.get<std::string>() : to_text(value)));
   }
   return parse_method(json["method"].get<std::string>(), words);
 }

@@ -64,7 +64,7 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
 
 void write_json(const fs::path& path, const Json& json) {
   OutputFile file(path);
-  file.write(json.dump(2) + "\n");
+  file.write(to_text(json, 2) + "\n");
   file.finish();
 }
 
@@ -83,11 +83,11 @@ void refuse_unknown(const Json& config, std::string_view where) {
                           "alora_invocation_tokens", "monteclora_config"}) {
     if (config.contains(key) && !empty(config[key])) {
       fail("adapter", "{}: {} = {} is not supported; merge the adapter with PEFT and use the result.", where, key,
-           config[key].dump());
+           to_text(config[key]));
     }
   }
   if (config.contains("bias") && !config["bias"].is_null() && config["bias"] != "none") {
-    fail("adapter", "{}: bias = {} is not supported, only \"none\".", where, config["bias"].dump());
+    fail("adapter", "{}: bias = {} is not supported, only \"none\".", where, to_text(config["bias"]));
   }
   // These starts change the frozen weights too, each time that PEFT loads them.
   const auto start = config.find("init_lora_weights");
@@ -106,12 +106,12 @@ void refuse_unknown(const Json& config, std::string_view where) {
 MethodOptions options_from_peft(const Json& config, const StoredTensors& stored, bool tied, const std::string& where) {
   if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA") {
     fail("adapter", "{}: peft_type must be \"LORA\" where there is no tapetune.json, but is {}.", where,
-         config.is_object() && config.contains("peft_type") ? config["peft_type"].dump() : "missing");
+         config.is_object() && config.contains("peft_type") ? to_text(config["peft_type"]) : "missing");
   }
   refuse_unknown(config, where);
   const auto text = [&](const char* key, const char* otherwise) {
     const auto found = config.find(key);
-    return found == config.end() || found->is_null() ? std::string(otherwise) : found->dump();
+    return found == config.end() || found->is_null() ? std::string(otherwise) : to_text(*found);
   };
   // Which projections have a pair is said by the tensors: target_modules may be a list, a path or a pattern.
   std::set<std::string> targets, also;
@@ -150,7 +150,7 @@ void require_agreement(const MethodOptions& options, const fs::path& own, const 
   for (const auto& [key, value] : settings) {
     if (config.contains(key) && config[key] != value) {
       fail("adapter", "{} says {} = {}, but {} has {}; remove the one that is out of date.", peft.string(), key,
-           config[key].dump(), own.filename().string(), value.dump());
+           to_text(config[key]), own.filename().string(), to_text(value));
     }
   }
 }

@@ -33,9 +33,9 @@ struct Model : TinyModel {
     write_file(*this / "model.safetensors", file + json + std::string(bytes, '\0'));
   }
   void config(const std::string& key, const Json& value) const {
-    Json json = Json::parse(read_file(*this / "config.json"));
+    Json json = from_text(read_file(*this / "config.json"));
     json[key] = value;
-    write_file(*this / "config.json", json.dump());
+    write_file(*this / "config.json", to_text(json));
   }
 };
 
@@ -99,14 +99,14 @@ TEST_CASE("bad input: a missing shard") {
 TEST_CASE("bad input: an index that names a tensor which no shard has, or points outside") {
   const Model model;
   model.shard();
-  Json index = Json::parse(read_file(model / "model.safetensors.index.json"));
+  Json index = from_text(read_file(model / "model.safetensors.index.json"));
   const Json original = index;
   index["weight_map"]["model.layers.9.mlp.up_proj.weight"] = index["weight_map"]["model.norm.weight"];
-  write_file(model / "model.safetensors.index.json", index.dump());
+  write_file(model / "model.safetensors.index.json", to_text(index));
   refused_by_all(model, Contains("index.json") && Contains("model.layers.9.mlp.up_proj.weight should be in model-"));
   index = original;
   index["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors";
-  write_file(model / "model.safetensors.index.json", index.dump());
+  write_file(model / "model.safetensors.index.json", to_text(index));
   refused_by_all(model, Contains("must be a file name"));
   write_file(model / "model.safetensors.index.json", "{}");
   refused_by_all(model, Contains("has no weight_map"));

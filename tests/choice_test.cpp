@@ -253,7 +253,7 @@ TEST_CASE("choice: answers that are kept at any moment and taken up again end bi
     ChoiceRun cut(opened.model, opened.tokenizer, task);
     cut.take(cut.score(0));
     ChoiceRun again(opened.model, opened.tokenizer, task);
-    again.restore(Json::parse(cut.state().dump()));
+    again.restore(from_text(to_text(cut.state())));
     CHECK(again.done() == 1);
     finish(again);
     CHECK(again.log_likelihoods() == whole.log_likelihoods());
@@ -302,20 +302,20 @@ TEST_CASE("eval choice prints shares with their errors, by subject and group") {
   const RunResult first = eval(words), second = eval(words);
   INFO(first.err);
   REQUIRE(first.exit == 0);
-  const Json json = Json::parse(first.out);
+  const Json json = from_text(first.out);
   CHECK(json["task"] == "arc");
   CHECK(json["results"]["questions"] == 2);
   CHECK(json["groups"].empty());
   CHECK(json["parts"].size() == 1);
-  CHECK(Json::parse(second.out)["results"] == json["results"]);
-  CHECK(Json::parse(second.out)["tokens_computed"] == 0);
+  CHECK(from_text(second.out)["results"] == json["results"]);
+  CHECK(from_text(second.out)["tokens_computed"] == 0);
   const std::string details = read_file(files.folder / "all.jsonl");
-  const Json line = Json::parse(details.substr(0, details.find('\n')));
+  const Json line = from_text(details.substr(0, details.find('\n')));
   CHECK(line["prompt"] == "Question: Why is the sky blue? \nAnswer:");
   CHECK(line["log_likelihoods"].size() == 2);
-  CHECK(Json::parse(eval({"--task", "mmlu", "--data", mmlu, "--shots", "0", "--subjects", "virology", "--json"})
-                        .out)["results"]["questions"] == 1);
-  CHECK(Json::parse(eval({"--task", "arc", "--data", arc, "--limit", "1", "--json"}).out)["results"]["acc_stderr"]
+  CHECK(from_text(eval({"--task", "mmlu", "--data", mmlu, "--shots", "0", "--subjects", "virology", "--json"})
+                      .out)["results"]["questions"] == 1);
+  CHECK(from_text(eval({"--task", "arc", "--data", arc, "--limit", "1", "--json"}).out)["results"]["acc_stderr"]
             .is_null());
 }
 

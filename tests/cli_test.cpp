@@ -49,7 +49,7 @@ TEST_CASE("inspect tells what is in a checkpoint") {
   const RunResult table = run({"inspect", model.path()});
   CHECK(table.exit == 0);
   CHECK_THAT(table.out, Contains("LlamaForCausalLM") && Contains("F32") && Contains("context       48"));
-  const Json json = Json::parse(run({"inspect", model.path(), "--json"}).out);
+  const Json json = from_text(run({"inspect", model.path(), "--json"}).out);
   std::uint64_t expected = 0;
   for (const auto& [name, tensor] : load_tensors(data("tiny-model.safetensors")))
     expected += static_cast<std::uint64_t>(tensor.numel());
@@ -92,14 +92,14 @@ TEST_CASE("generate streams the text that --json reports, for one prompt and for
     words.insert(words.end(), common.begin(), common.end());
     return run(words);
   };
-  const Json alone = Json::parse(with({"--prompt", "ab c", "--json"}).out);
+  const Json alone = from_text(with({"--prompt", "ab c", "--json"}).out);
   CHECK(alone["prompt_tokens"].size() == 5);
   CHECK(alone["prompt_tokens"][0] == 1);
   CHECK(alone["tokens"].size() == 12);
   CHECK(alone["stopped"] == "length");
   CHECK(with({"--prompt", "ab c"}).out == "ab c" + alone["text"].get<std::string>() + "\n");
   CHECK(with({"--prompt", "ab c", "--no-echo"}).out == alone["text"].get<std::string>() + "\n");
-  CHECK(Json::parse(with({"--tokens", "1,8,9", "--json"}).out)["tokens"].size() == 12);
+  CHECK(from_text(with({"--tokens", "1,8,9", "--json"}).out)["tokens"].size() == 12);
   // Each --prompt takes one text, so that the model may also come last.
   CHECK(lines(with({"--prompt", "ab c", "--prompt", "z", "--json"}).out).size() == 2);
   CHECK(run({"generate", "--prompt", "ab c", model.path(), "--max-new-tokens", "1"}).exit == 0);
@@ -108,20 +108,20 @@ TEST_CASE("generate streams the text that --json reports, for one prompt and for
   const std::vector<std::string> several =
       lines(with({"--prompt-file", (model.folder / "prompts").string(), "--json"}).out);
   REQUIRE(several.size() == 3);
-  CHECK(Json::parse(several[0])["tokens"] == alone["tokens"]);
+  CHECK(from_text(several[0])["tokens"] == alone["tokens"]);
   for (const std::string& line : several) {
-    const Json object = Json::parse(line);
-    CHECK(Json::parse(with({"--prompt", object["prompt"], "--json"}).out)["tokens"] == object["tokens"]);
+    const Json object = from_text(line);
+    CHECK(from_text(with({"--prompt", object["prompt"], "--json"}).out)["tokens"] == object["tokens"]);
   }
   const RunResult timed = with({"--prompt", "ab", "--timing"});
-  CHECK(Json::parse(timed.err)["decode_tokens"] == 11);
+  CHECK(from_text(timed.err)["decode_tokens"] == 11);
 }
 
 TEST_CASE("generate ends at the EOS that generation_config.json names") {
   const TinyModel model;
   const auto tokens = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"generate", model.path(), "--prompt", "ab", "--max-new-tokens", "20", "--json"});
-    return Json::parse(run(more).out);
+    return from_text(run(more).out);
   };
   const Json free = tokens({"--ignore-eos"});
   write_file(model.folder / "m" / "generation_config.json",
@@ -135,7 +135,7 @@ TEST_CASE("generate ends at the EOS that generation_config.json names") {
 TEST_CASE("an end token that the user wrote stays, one that the tokenizer adds does not") {
   const TinyModel model;
   const auto prompt_tokens = [&](const std::string& prompt) {
-    return Json::parse(
+    return from_text(
         run({"generate", model.path(), "--prompt", prompt, "--max-new-tokens", "1", "--json"}).out)["prompt_tokens"];
   };
   const Json plain = prompt_tokens("ab");
@@ -208,7 +208,7 @@ TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken
   const RunResult again = run({"adapter", model.path(), "--method", "lora", "--out", folder});
   CHECK(again.exit == 1);
   CHECK_THAT(again.err, Contains("exists"));
-  const Json told = Json::parse(run({"inspect", model.path(), "--adapter", folder, "--json"}).out)["adapter"];
+  const Json told = from_text(run({"inspect", model.path(), "--adapter", folder, "--json"}).out)["adapter"];
   CHECK(told["method"] == "lora");
   CHECK(told["settings"]["targets"] == "q,v,down");
   // 2 layers; q: 32 -> 64, v: 32 -> 32, down: 56 -> 32
@@ -230,9 +230,9 @@ TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken
   const auto spoken = [&] {
     std::vector<std::string> words = speak;
     words.insert(words.end(), {"--adapter", folder});
-    return Json::parse(run(words).out)["tokens"];
+    return from_text(run(words).out)["tokens"];
   };
-  CHECK(spoken() == Json::parse(run(speak).out)["tokens"]);
+  CHECK(spoken() == from_text(run(speak).out)["tokens"]);
   CHECK(at::equal(logits({"--method", "tape"}), plain));
   CHECK(largest_difference(logits({"--method", "none", "scaling=linear", "factor=4"}), plain) > 1e-3);
 
@@ -244,7 +244,7 @@ TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken
   save_safetensors(file, tensors, true, {{"format", "pt"}});
   CHECK(largest_difference(logits({"--adapter", folder}), plain) > 0.1);
   const Json tokens = spoken();
-  CHECK(tokens != Json::parse(run(speak).out)["tokens"]);
+  CHECK(tokens != from_text(run(speak).out)["tokens"]);
   // What is spoken is what the logits say.
   std::vector<std::int64_t> text{1, 5, 9};
   for (std::size_t i = 0; i < 3; ++i) {
@@ -265,7 +265,7 @@ TEST_CASE("a longer context from a method's scaling is the context that verbs us
     std::vector<std::string> words{"generate",         model.path(), "--tokens",     "1",
                                    "--max-new-tokens", "1000",       "--ignore-eos", "--json"};
     words.insert(words.end(), more.begin(), more.end());
-    return Json::parse(run(words).out)["tokens"].size();
+    return from_text(run(words).out)["tokens"].size();
   };
   const std::size_t context = generate({}) + 1;
   CHECK(generate({"--method", "tape", "scaling=linear", "factor=2"}) == 2 * context - 1);
@@ -299,7 +299,7 @@ TEST_CASE("check shift tells an equivariant method from one that is not") {
                                 "--spread", "0.2", "--dtype", "f64", "--json"});
   INFO(result.err);
   REQUIRE(result.exit == 0);
-  const Json report = Json::parse(result.out);
+  const Json report = from_text(result.out);
   REQUIRE(report.size() == 3);
   const auto last = [&](const char* name, const char* kind) { return report[name][kind]["layers"].back(); };
   for (const char* name : {"RoPE", "TAPE"}) {

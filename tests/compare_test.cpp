@@ -51,7 +51,7 @@ struct Setup {
   }
   // What does not depend on clocks.
   Json results(const std::string& out) const {
-    Json json = Json::parse(read_file(model.folder / (out + "/results.json")));
+    Json json = from_text(read_file(model.folder / (out + "/results.json")));
     json.erase("cost");
     for (Json& entry : json["entries"]) entry.erase("settings");  // which name the run folder
     return json;
@@ -92,14 +92,14 @@ TEST_CASE("compare trains, measures and reports; a second call measures nothing 
     CHECK(fs::file_size(setup.path("out") + "/" + file) > 0);
   }
   const Json results = setup.results("out");
-  CHECK(results["contexts"] == Json::parse("[4, 8, 16, 32, 64]"));
+  CHECK(results["contexts"] == from_text("[4, 8, 16, 32, 64]"));
   CHECK(results["texts"][0]["held_out"] == true);
   CHECK(results["texts"][0]["first_token"] == 3584);  // 124 windows of 32, of which the last 12 are held out
   REQUIRE(results["entries"].size() == 3);
   CHECK(results["entries"][0]["method"] == "none");
   CHECK(results["entries"][0]["perplexity"][0][4]["beyond_context"] == true);  // the model is made for 48 tokens
   CHECK(results["entries"][2]["losses"].size() == 6);
-  CHECK(results["differences"]["adapter.method"] == Json::parse(R"(["lora", "tape"])"));
+  CHECK(results["differences"]["adapter.method"] == from_text(R"(["lora", "tape"])"));
 
   const RunResult second = run(setup.words("out"));
   CHECK(second.exit == 0);
@@ -120,7 +120,7 @@ TEST_CASE("compare gives what eval perplexity gives") {
            "--limit", "200", "--protocol", "blocks", "--context", "16,24", "--threads", "1", "--json"});
   INFO(alone.err);
   REQUIRE(alone.exit == 0);
-  const Json json = Json::parse(alone.out);
+  const Json json = from_text(alone.out);
   CHECK(json["first_token"] == results["texts"][0]["first_token"]);
   for (std::size_t i = 0; i < 2; ++i) {
     CHECK(results["entries"][2]["perplexity"][0][i]["loss"] == json["results"][i]["loss"]);

@@ -99,12 +99,12 @@ void sentence_tokenizer(const fs::path& folder) {
   Json tokenizer;
   tokenizer["version"] = "1.0";
   tokenizer["added_tokens"] = {special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")};
-  tokenizer["normalizer"] = Json::parse(
+  tokenizer["normalizer"] = from_text(
       R"({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
           {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})");
   tokenizer["model"] = {{"type", "BPE"},         {"unk_token", "<unk>"}, {"fuse_unk", true},
                         {"byte_fallback", true}, {"vocab", vocab},       {"merges", merges}};
-  write_file(folder / "tokenizer.json", tokenizer.dump());
+  write_file(folder / "tokenizer.json", to_text(tokenizer));
   write_file(folder / "tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true})");
 }
 
@@ -266,12 +266,12 @@ TEST_CASE("a token file knows the tokenizer that it was packed with") {
   CHECK(tiny.size == 61);
   CHECK(tiny.size == Tokenizer::open(folder.path()).size());
   CHECK(tiny.hash == 0xb7e83e3a84b1bdc1);  // the same on every machine, and in every version
-  Json json = Json::parse(read_file(folder / "tokenizer.json"));
+  Json json = from_text(read_file(folder / "tokenizer.json"));
   json["post_processor"] = nullptr;  // not of the vocabulary
-  write_file(folder / "tokenizer.json", json.dump(2));
+  write_file(folder / "tokenizer.json", to_text(json, 2));
   CHECK(read_vocabulary(folder.path()).hash == tiny.hash);
   std::swap(json["model"]["vocab"]["a"], json["model"]["vocab"]["b"]);
-  write_file(folder / "tokenizer.json", json.dump());
+  write_file(folder / "tokenizer.json", to_text(json));
   const Vocabulary other = read_vocabulary(folder.path());
   CHECK(other.hash != tiny.hash);
 
@@ -432,7 +432,7 @@ TEST_CASE("a restored position goes on exactly, and that of other data is refuse
   for (const std::size_t stop : {0U, 1U, 57U, 144U, 399U}) {
     Batches before({{a, 2.0}, {b, 1.0}}, settings);
     before.skip(static_cast<std::int64_t>(stop));
-    const Json state = Json::parse(before.state().dump());
+    const Json state = from_text(to_text(before.state()));
     Batches after({{a, 2.0}, {b, 1.0}}, settings);
     after.restore(state);
     CHECK(after.position() == static_cast<std::int64_t>(stop));
@@ -443,8 +443,8 @@ TEST_CASE("a restored position goes on exactly, and that of other data is refuse
   CHECK_THROWS_WITH(Batches({{b, 2.0}, {a, 1.0}}, settings).restore(state), Contains("other data: tokens"));
   CHECK_THROWS_WITH(Batches({{a, 2.0}, {b, 1.0}}, {.context = 10, .seed = 5, .held_out = 0.05}).restore(state),
                     Contains("other data: seed was 4, and is 5"));
-  CHECK_THROWS_WITH(whole.restore(Json::parse(R"({"position": -1})")), Contains("is damaged"));
-  CHECK_THROWS_WITH(whole.restore(Json::parse("[]")), Contains("is damaged"));
+  CHECK_THROWS_WITH(whole.restore(from_text(R"({"position": -1})")), Contains("is damaged"));
+  CHECK_THROWS_WITH(whole.restore(from_text("[]")), Contains("is damaged"));
 }
 
 TEST_CASE("a context that is longer than the data is refused with the numbers") {
@@ -523,9 +523,9 @@ TEST_CASE("a tokenizer that is not known well is given whole documents") {
   const TempFolder folder;
   tiny_tokenizer(folder.path());
   const auto cuts_with = [&](const char* pointer, const Json& value) {
-    Json json = Json::parse(read_file(folder / "tokenizer.json"));
+    Json json = from_text(read_file(folder / "tokenizer.json"));
     json[Json::json_pointer(pointer)] = value;
-    return Cuts(nlohmann::json::parse(json.dump())).any();
+    return Cuts(nlohmann::json::parse(to_text(json))).any();
   };
   CHECK(cuts_with("/version", "1.0"));
   CHECK(cuts_with("/normalizer", {{"type", "NFC"}}));
@@ -699,7 +699,7 @@ TEST_CASE("data pack and data show: text to tokens and back") {
   CHECK(shown.exit == 0);
   CHECK_THAT(shown.out, Contains("--- document 0, 11 tokens\nthe first\n--- document 1, 12 tokens\nthe second\n"));
   CHECK(run({"data", "show", out, "--model", model, "--from", "1"}).out == "--- document 1, 12 tokens\nthe second\n");
-  const Json header = Json::parse(run({"data", "show", out, "--json"}).out);
+  const Json header = from_text(run({"data", "show", out, "--json"}).out);
   CHECK(header["documents"] == 3);
   CHECK(header["bos"] == 1);
   CHECK(header["vocabulary"] == 61);

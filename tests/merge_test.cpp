@@ -233,7 +233,7 @@ TEST_CASE("merge: a bf16 base stays bf16, --dtype changes it, and what did not t
     const auto own = trained.find(name);
     CHECK(at::equal(merged.tensor(name), own == trained.end() ? base.tensor(name) : own->second.to(at::kBFloat16)));
   }
-  CHECK(Json::parse(merged.config().json)["torch_dtype"] == "bfloat16");
+  CHECK(from_text(merged.config().json)["torch_dtype"] == "bfloat16");
   MergeOptions wide = to(bench.folder / "wide");
   wide.dtype = at::kFloat;
   merge(input, wide);
@@ -256,7 +256,7 @@ TEST_CASE("merge: tied embeddings stay tied unless they parted") {
     CHECK(largest_difference(merged_logits(bench.folder / name), adapted_logits(input)) < 1e-4);
     const Checkpoint result = Checkpoint::open(bench.folder / name);
     CHECK(result.has("lm_head.weight") != result.config().tied_embeddings);
-    CHECK(Json::parse(result.config().json)["tie_word_embeddings"] == result.config().tied_embeddings);
+    CHECK(from_text(result.config().json)["tie_word_embeddings"] == result.config().tied_embeddings);
     return result.config().tied_embeddings;
   };
   CHECK(merged("untrained", {}));
@@ -314,7 +314,7 @@ TEST_CASE("merge: where it comes from stands beside the weights") {
   const Bench bench;
   const fs::path run = bench.make_run("lora", {"scaling=linear", "factor=2"});
   merge(open_merge(run), to(bench.out()));
-  const Json json = Json::parse(read_file(bench.out() / "tapetune_provenance.json"));
+  const Json json = from_text(read_file(bench.out() / "tapetune_provenance.json"));
   CHECK(json["tapetune"] == "test");
   CHECK(json["base"]["path"] == bench.base().string());
   CHECK(json["base"]["hash"] == Checkpoint::open(bench.base()).hash());
@@ -334,7 +334,7 @@ TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config
     CHECK(read_file(bench.out() / std::string(file.name)) == file.text);
     CHECK(file.text == read_file(fs::path(source_folder) / "src/merge/tape" / std::string(file.name)));
   }
-  const Json config = Json::parse(read_file(bench.out() / "config.json"));
+  const Json config = from_text(read_file(bench.out() / "config.json"));
   CHECK(config["model_type"] == "tape_llama");
   CHECK(config["auto_map"]["AutoModelForCausalLM"] == "modeling_tape.TapeForCausalLM");
   CHECK(config["tape"]["mix"] == "per-head");
@@ -425,9 +425,8 @@ TEST_CASE("merge --adapter: a copy that loads alike; --no-with-base for tape") {
   CHECK(at::equal(logits(bench.out()), logits(before / "adapter")));
   CHECK(read_file(bench.out() / "adapter_model.safetensors") ==
         read_file(before / "adapter" / "adapter_model.safetensors"));
-  CHECK(Json::parse(read_file(bench.out() / "adapter_config.json"))["base_model_name_or_path"] ==
-        bench.base().string());
-  CHECK(Json::parse(read_file(bench.out() / "tapetune_provenance.json"))["base"]["hash"] == base.hash());
+  CHECK(from_text(read_file(bench.out() / "adapter_config.json"))["base_model_name_or_path"] == bench.base().string());
+  CHECK(from_text(read_file(bench.out() / "tapetune_provenance.json"))["base"]["hash"] == base.hash());
   CHECK_THAT(read_file(bench.out() / "README.md"), Contains("PeftModel.from_pretrained(model, \"out\")"));
 
   bench.make_run("tape", {}, "tape");
@@ -453,7 +452,7 @@ TEST_CASE("merge: an adapter without a run, with its base") {
   CHECK(run({"merge", adapter, "--model", bench.base().string(), "--out", bench.out().string()}).exit == 0);
   merge(open_merge(before), to(bench.folder / "same"));
   CHECK(read_file(bench.out() / "model.safetensors") == read_file(bench.folder / "same" / "model.safetensors"));
-  CHECK(Json::parse(read_file(bench.out() / "tapetune_provenance.json"))["recipe"].is_null());
+  CHECK(from_text(read_file(bench.out() / "tapetune_provenance.json"))["recipe"].is_null());
 }
 
 TEST_CASE("merge: a run that is not finished gives its newest checkpoint, or is refused") {
@@ -464,7 +463,7 @@ TEST_CASE("merge: a run that is not finished gives its newest checkpoint, or is 
   const RunResult result = merge_run(bench);
   CHECK(result.exit == 0);
   CHECK_THAT(result.err, Contains("is not finished") && Contains("step 7"));
-  CHECK(Json::parse(read_file(bench.out() / "tapetune_provenance.json"))["unfinished_at_step"] == 7);
+  CHECK(from_text(read_file(bench.out() / "tapetune_provenance.json"))["unfinished_at_step"] == 7);
   fs::remove_all(bench.out());
   fs::remove_all(unfinished / "checkpoints");
   refused(merge_run(bench), Contains("has neither a result (adapter) nor a checkpoint yet"), bench, 2);
@@ -500,7 +499,7 @@ TEST_CASE("merge: refuses a base that changed since, unless it may be any") {
   const RunResult forced = merge_run(bench, {"--force"});
   CHECK(forced.exit == 0);
   CHECK_THAT(forced.err, Contains("are not those that the run was trained on"));
-  const Json json = Json::parse(read_file(bench.out() / "tapetune_provenance.json"));
+  const Json json = from_text(read_file(bench.out() / "tapetune_provenance.json"));
   CHECK(json["trained_on"] != json["base"]["hash"]);
 }
 
@@ -634,7 +633,7 @@ TEST_CASE("verify: a merge is the run's, to the bit; what was changed is found a
     const RunResult same = run(words({"--json"}));
     CHECK(same.err.empty());
     CHECK(same.exit == 0);
-    const Json json = Json::parse(same.out);
+    const Json json = from_text(same.out);
     CHECK(json["agree"] == true);
     CHECK(json["tensors"]["identical"] == json["tensors"]["compared"]);
     CHECK(json["tensors"]["compared"] == 30);
@@ -658,9 +657,9 @@ TEST_CASE("verify: a merge is the run's, to the bit; what was changed is found a
 
   // The same tensors under other rotary settings.
   REQUIRE(merge_run(bench, {"--force"}).exit == 0);
-  Json config = Json::parse(read_file(bench.out() / "config.json"));
+  Json config = from_text(read_file(bench.out() / "config.json"));
   config["rope_scaling"] = nullptr;
-  write_file(bench.out() / "config.json", config.dump());
+  write_file(bench.out() / "config.json", to_text(config));
   const RunResult rotary = run(words());
   CHECK(rotary.exit == 1);
   CHECK_THAT(rotary.err, Contains("the logits differ; compare the two config.json"));
@@ -673,7 +672,7 @@ TEST_CASE("verify: names, shapes and dtypes of two checkpoints") {
   REQUIRE(run({"convert", base, "--dtype", "bf16", "--out", other}).exit == 0);
   const RunResult narrow = run({"verify", base, other, "--json"});
   CHECK(narrow.exit == 1);
-  const Json json = Json::parse(narrow.out);
+  const Json json = from_text(narrow.out);
   CHECK(json["tensors"]["unlike"].size() == 30);
   CHECK(json["tensors"]["unlike"][0] == "lm_head.weight: F32 [61, 32] and BF16 [61, 32]");
   CHECK(json["tensors"]["largest_relative"]["difference"].get<double>() < 0.005);

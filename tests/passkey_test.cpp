@@ -210,7 +210,7 @@ TEST_CASE("passkey: answers that are kept at any moment are not asked for again"
   PasskeyRun cut(opened.model, opened.tokenizer, options);
   for (int i = 0; i < 5; ++i) cut.take(cut.score(0));
   PasskeyRun again(opened.model, opened.tokenizer, options);
-  again.restore(Json::parse(cut.state().dump()));
+  again.restore(from_text(to_text(cut.state())));
   CHECK(again.done() == 5);
   finish(again);
   CHECK(again.state() == whole_run.state());
@@ -260,7 +260,7 @@ TEST_CASE("eval passkey prints a table or a grid, and marks what is beyond the c
                                        (model.folder / "kept.json").string()};
   const RunResult first = eval(words), second = eval(words);
   REQUIRE(first.exit == 0);
-  const Json json = Json::parse(first.out);
+  const Json json = from_text(first.out);
   CHECK(json["seed"] == 7);
   CHECK(json["matched"] == "text");
   CHECK(json["cells"].size() == 1);
@@ -269,11 +269,11 @@ TEST_CASE("eval passkey prints a table or a grid, and marks what is beyond the c
   CHECK(json["cells"][0]["depth"].is_null());
   CHECK(json["cells"][0]["beyond_context"] == true);
   CHECK(json["tokens_computed"].get<std::int64_t>() < json["tokens_read"].get<std::int64_t>());
-  CHECK(Json::parse(second.out)["cells"] == json["cells"]);
-  CHECK(Json::parse(second.out)["tokens_computed"] == 0);
+  CHECK(from_text(second.out)["cells"] == json["cells"]);
+  CHECK(from_text(second.out)["tokens_computed"] == 0);
   const std::string details = read_file(model.folder / "trials.jsonl");
   CHECK(std::count(details.begin(), details.end(), '\n') == 2);
-  CHECK(Json::parse(details.substr(0, details.find('\n')))["prompt_tokens"].size() > 300);
+  CHECK(from_text(details.substr(0, details.find('\n')))["prompt_tokens"].size() > 300);
 }
 
 TEST_CASE("eval passkey: bad input is one line that says what to do") {

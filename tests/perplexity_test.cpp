@@ -243,9 +243,9 @@ TEST_CASE("perplexity: sums that are saved at any moment and taken up again end 
     for (int steps = 0;; ++steps) {
       PerplexityRun cut(text.model, text.all(), options);
       for (int i = 0; i < steps; ++i) cut.take(cut.score(0));
-      const std::string saved = cut.state().dump();
+      const std::string saved = to_text(cut.state());
       PerplexityRun again(text.model, text.all(), options);
-      again.restore(Json::parse(saved));
+      again.restore(from_text(saved));
       CHECK(again.done() == cut.done());
       check_same(finish(again), expected);
       if (cut.done() == cut.total()) break;
@@ -352,7 +352,7 @@ struct Files {
     const RunResult result = eval(words, folder);
     INFO(result.err);
     REQUIRE(result.exit == 0);
-    return Json::parse(result.out);
+    return from_text(result.out);
   }
   Json losses(const std::vector<std::string>& words, const std::string& folder = "") const {
     return json(words, folder)["results"];
@@ -373,7 +373,7 @@ std::string train(const Files& files, const std::string& recipe) {
 double trained_loss(const std::string& folder) {
   const std::string text = read_file(fs::path(folder) / "metrics.jsonl");
   const std::size_t begin = text.rfind('\n', text.size() - 2) + 1;
-  return Json::parse(text.substr(begin))["eval_loss"].get<double>();
+  return from_text(text.substr(begin))["eval_loss"].get<double>();
 }
 
 }  // namespace
@@ -449,7 +449,7 @@ TEST_CASE("eval perplexity of a run is that of its model with its adapter, and o
   fs::remove_all(fs::path(folder) / "adapter");
   const RunResult unfinished = files.eval({"--data", files.data(), "--context", "32", "--json"}, folder);
   CHECK_THAT(unfinished.err, Contains("not finished") && Contains("step 4"));
-  CHECK(Json::parse(unfinished.out)["results"] == whole);
+  CHECK(from_text(unfinished.out)["results"] == whole);
   CHECK_THAT(files.eval({"--data", files.data(), "--method", "tape"}, folder).err, Contains("leave --adapter"));
   fs::remove_all(fs::path(folder) / "checkpoints");
   const RunResult nothing = files.eval({"--data", files.data()}, folder);
@@ -473,15 +473,15 @@ TEST_CASE("eval perplexity goes on from its file, and refuses that of another mo
   const std::vector<std::string> words{"--data",   files.data(), "--context", "16,32",
                                        "--stride", "4",          "--resume",  files.path("sums.json")};
   const Json expected = files.losses(words);
-  Json kept = Json::parse(read_file(files.path("sums.json")));
+  Json kept = from_text(read_file(files.path("sums.json")));
   CHECK(kept["perplexity"]["contexts"][1]["loss_sum"].get<double>() /
             kept["perplexity"]["contexts"][1]["tokens"].get<double>() ==
         expected[1]["loss"].get<double>());
   // As if it had been cut off after the first context.
   kept["perplexity"]["contexts"].erase(1);
-  write_file(files.path("sums.json"), kept.dump());
+  write_file(files.path("sums.json"), to_text(kept));
   CHECK(files.losses(words) == expected);
-  CHECK(Json::parse(read_file(files.path("sums.json")))["perplexity"]["contexts"].size() == 2);
+  CHECK(from_text(read_file(files.path("sums.json")))["perplexity"]["contexts"].size() == 2);
   const auto refused = [&](const std::vector<std::string>& more, const std::string& reason) {
     std::vector<std::string> all = words;
     all.insert(all.end(), more.begin(), more.end());

@@ -39,7 +39,7 @@ TEST_CASE("plan: Llama-2 7B's config alone gives the papers' counts") {
         run({"plan", "llama2-7b-8k/" + recipe, "model=" + folder.path().string(), "--no-probe", "--json"});
     INFO(out.err);
     REQUIRE(out.exit == 0);
-    return Json::parse(out.out);
+    return from_text(out.out);
   };
   const Json lora = plan("lora"), tape = plan("tape");
   CHECK(lora["parameters"] == 6738415616);

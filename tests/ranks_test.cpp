@@ -48,7 +48,7 @@ struct Setup {
 std::vector<Json> metrics(const fs::path& run) {
   std::vector<Json> lines;
   std::istringstream text(read_file(run / "metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) lines.push_back(Json::parse(line));
+  for (std::string line; std::getline(text, line);) lines.push_back(from_text(line));
   return lines;
 }
 
@@ -59,7 +59,7 @@ void same_result(const fs::path& run, const fs::path& alone) {
   for (std::size_t i = 0; i < mine.size(); ++i) {
     for (const char* key : {"loss", "eval_loss"}) {
       if (!expected[i].contains(key)) continue;
-      INFO(expected[i].dump() << " alone, " << mine[i].dump());
+      INFO(to_text(expected[i]) << " alone, " << to_text(mine[i]));
       CHECK(std::abs(mine[i].at(key).get<double>() - expected[i].at(key).get<double>()) < 1e-5);
     }
   }
@@ -177,7 +177,7 @@ TEST_CASE("ranks: plan says what will be sent") {
       command.insert(command.end(), words.begin(), words.end());
       command.push_back("run=planned");
       double planned = 0;
-      const Json plan = Json::parse(run(command).out);
+      const Json plan = from_text(run(command).out);
       for (const auto& [part, bytes] : plan.at("sent_bytes").items()) {
         planned += bytes.get<double>();
       }
@@ -203,7 +203,7 @@ RunResult ranked(int ranks, std::vector<std::string> words) {
 Json json_of(const RunResult& result) {
   INFO(result.err);
   REQUIRE(result.exit == 0);
-  return Json::parse(result.out);
+  return from_text(result.out);
 }
 
 }  // namespace
@@ -255,10 +255,10 @@ TEST_CASE("ranks: an evaluation goes on with another number of them") {
   };
   const Json alone = json_of(ranked(1, words("16,32", "alone.json"))).at("results");
   REQUIRE(ranked(4, words("16", "kept.json")).exit == 0);
-  const Json kept = Json::parse(read_file(setup.folder("kept.json")));
+  const Json kept = from_text(read_file(setup.folder("kept.json")));
   CHECK(json_of(ranked(2, words("16,32", "kept.json"))).at("results") == alone);
   // What was there is taken up: the sums of the first context have not moved.
-  CHECK(Json::parse(read_file(setup.folder("kept.json")))["perplexity"]["contexts"][0] ==
+  CHECK(from_text(read_file(setup.folder("kept.json")))["perplexity"]["contexts"][0] ==
         kept["perplexity"]["contexts"][0]);
 }
 
@@ -272,7 +272,7 @@ TEST_CASE("ranks: compare trains and measures together") {
                                             setup.folder(out).string(), "--eval", setup.folder("eval.yaml").string()});
     INFO(result.err);
     REQUIRE(result.exit == 0);
-    return Json::parse(read_file(setup.folder(out) / "results.json"));
+    return from_text(read_file(setup.folder(out) / "results.json"));
   };
   const Json alone = compared(1, "alone"), shared = compared(2, "shared");
   REQUIRE(shared.at("entries").size() == 3);
@@ -280,7 +280,7 @@ TEST_CASE("ranks: compare trains and measures together") {
     const Json &mine = shared["entries"][e], &expected = alone["entries"][e];
     CHECK(mine.at("passkey") == expected.at("passkey"));
     const Json &rows = mine.at("perplexity").at(0), &expected_rows = expected.at("perplexity").at(0);
-    const std::string both = rows.dump() + " and alone " + expected_rows.dump();
+    const std::string both = to_text(rows) + " and alone " + to_text(expected_rows);
     INFO(both);
     REQUIRE(rows.size() == 2);
     for (std::size_t i = 0; i < 2; ++i) {

@@ -572,7 +572,7 @@ TEST_CASE("recipes: ls, show, cp, validate and keys") {
 
   const RunResult keys = run({"recipes", "keys"});
   CHECK(lines_of(keys.out).size() == recipe_keys().size() + 1);
-  CHECK(Json::parse(run({"recipes", "keys", "--json"}).out).size() == recipe_keys().size());
+  CHECK(from_text(run({"recipes", "keys", "--json"}).out).size() == recipe_keys().size());
   for (const char* verb : {"ls", "show", "cp", "validate", "keys"}) {
     CHECK_THAT(run({"recipes", verb, "--help"}).out, Contains(std::string("example: tapetune recipes ") + verb));
   }

@@ -64,7 +64,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 std::vector<Json> metrics(const fs::path& run) {
   std::vector<Json> lines;
   for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) {
-    lines.push_back(Json::parse(line));
+    lines.push_back(from_text(line));
     lines.back().erase("tokens_per_s");
     lines.back().erase("peak_mb");
   }
@@ -306,9 +306,9 @@ TEST_CASE("training: data that is empty, none, unreadable or not this model's ma
   write_file(folder / "raw.bin", "\x05");
   refused(setup.train({"data=" + (folder / "raw.bin").string()}), Contains("raw.bin") && Contains("no whole number"));
 
-  Json tokenizer = Json::parse(read_file(setup.model / "tokenizer.json"));
+  Json tokenizer = from_text(read_file(setup.model / "tokenizer.json"));
   std::swap(tokenizer["model"]["vocab"]["[60]"], tokenizer["model"]["vocab"]["[59]"]);
-  write_file(setup.model / "tokenizer.json", tokenizer.dump());
+  write_file(setup.model / "tokenizer.json", to_text(tokenizer));
   refuse(Contains("bad.tokens was packed with another tokenizer"));
 }
 
@@ -417,10 +417,10 @@ TEST_CASE("training: an evaluation that an interruption left out is made up for"
   const fs::path run = setup.folder("run"), state = run / "checkpoints/step-00000008/state.json";
   const std::size_t before = read_file(run / "metrics.jsonl").find("{\"step\":8,\"eval_loss\"");
   REQUIRE(before != std::string::npos);
-  Json json = Json::parse(read_file(state));
+  Json json = from_text(read_file(state));
   json["evaluated"] = 4;
   json["metrics_bytes"] = before;
-  write_file(state, json.dump());
+  write_file(state, to_text(json));
   fs::remove_all(run / "checkpoints/step-00000012");
   fs::remove_all(run / "adapter");
   REQUIRE(train("run").exit == 0);

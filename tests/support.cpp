@@ -83,7 +83,7 @@ fs::path shared(const std::string& name) {
 void tiny_checkpoint(const fs::path& folder, const std::string& variant) {
   fs::create_directories(folder);
   fs::copy_file(data("tiny-model.safetensors"), folder / "model.safetensors", fs::copy_options::overwrite_existing);
-  write_file(folder / "config.json", Json::parse(read_file(data("tiny-configs.json")))[variant].dump(2));
+  write_file(folder / "config.json", to_text(from_text(read_file(data("tiny-configs.json")))[variant], 2));
 }
 
 void tiny_tokenizer(const fs::path& folder) {
@@ -110,7 +110,7 @@ void tiny_tokenizer(const fs::path& folder) {
   tokenizer["pre_tokenizer"] = byte_level;
   tokenizer["decoder"] = byte_level;
   tokenizer["model"] = {{"type", "BPE"}, {"unk_token", "<unk>"}, {"vocab", vocab}, {"merges", Json::array()}};
-  write_file(folder / "tokenizer.json", tokenizer.dump());
+  write_file(folder / "tokenizer.json", to_text(tokenizer));
   write_file(
       folder / "tokenizer_config.json",
       R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": true, "add_eos_token": false})");

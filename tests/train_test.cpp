@@ -58,7 +58,7 @@ std::vector<Json> metrics(const std::string& folder) {
   const std::string text = read_file(fs::path(folder) / "metrics.jsonl");
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = text.find('\n', begin);
-    Json line = Json::parse(text.substr(begin, end - begin));
+    Json line = from_text(text.substr(begin, end - begin));
     line.erase("tokens_per_s");
     line.erase("peak_mb");
     lines.push_back(line);
@@ -133,7 +133,7 @@ TEST_CASE("training: --timing says when the first step began, on the clock that 
   const double after = now();
   INFO(done.err);
   REQUIRE(done.exit == 0);
-  const auto at = Json::parse(done.err)["first_step_at"].get<double>();
+  const auto at = from_text(done.err)["first_step_at"].get<double>();
   CHECK(before < at);
   CHECK(at < after);
 }
@@ -236,10 +236,10 @@ TEST_CASE("training: bad data") {
   refused = run_.train({"data=" + run_.folder("nothing.tokens")});
   CHECK(refused.exit == 1);
   CHECK_THAT(refused.err, Contains("nothing.tokens"));
-  Json tokenizer = Json::parse(read_file(run_.model / "tokenizer.json"));
+  Json tokenizer = from_text(read_file(run_.model / "tokenizer.json"));
   tokenizer["model"]["vocab"]["[60]"] = 59;
   tokenizer["model"]["vocab"]["[59]"] = 60;
-  write_file(run_.model / "tokenizer.json", tokenizer.dump());
+  write_file(run_.model / "tokenizer.json", to_text(tokenizer));
   refused = run_.train();
   CHECK(refused.exit == 1);
   CHECK_THAT(refused.err, Contains("data.tokens"));

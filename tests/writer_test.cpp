@@ -36,7 +36,7 @@ TEST_CASE("a written checkpoint holds the same tensors, in one file or in many")
       CHECK(after.shards() == 1);
       CHECK_FALSE(fs::exists(folder / "out" / "model.safetensors.index.json"));
     } else {
-      const Json index = Json::parse(read_file(folder / "out" / "model.safetensors.index.json"));
+      const Json index = from_text(read_file(folder / "out" / "model.safetensors.index.json"));
       CHECK(index["metadata"]["total_size"] == before.bytes());
       CHECK(index["weight_map"].size() == before.stored().size());
       CHECK(after.shards() == (shard_bytes == 1 ? before.stored().size() : after.shards()));
@@ -58,7 +58,7 @@ TEST_CASE("a dtype is changed by rounding once") {
                    [&](const std::string& name) { return before.tensor(name); });
   const Checkpoint after = Checkpoint::open(folder / "out");
   CHECK(after.dtype() == at::kBFloat16);
-  CHECK(Json::parse(after.config().json)["torch_dtype"] == "bfloat16");
+  CHECK(from_text(after.config().json)["torch_dtype"] == "bfloat16");
   for (const auto& [name, stored] : before.stored()) {
     CHECK(at::equal(after.tensor(name), before.tensor(name).to(at::kBFloat16)));
   }

@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (threads > 0) at::set_num_threads(threads);
   if (peak) {
-    std::cout << Json{{"gflops", peak_gflops()}}.dump() << "\n";
+    std::cout << to_text(Json{{"gflops", peak_gflops()}}) << "\n";
     return 0;
   }
   try {
@@ -96,11 +96,10 @@ int main(int argc, char** argv) {
       backward += (end - after_loss) / repeat;
     }
     const Json parts = {{"forward", forward}, {"loss and its gradients", head}, {"backward", backward}};
-    std::cout << Json{{"seconds", seconds},
-                      {"flops", step_flops(adapted, context).total(config.layers)},
-                      {"loss", loss},
-                      {"parts", parts}}
-                     .dump()
+    std::cout << to_text(Json{{"seconds", seconds},
+                              {"flops", step_flops(adapted, context).total(config.layers)},
+                              {"loss", loss},
+                              {"parts", parts}})
               << "\n";
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

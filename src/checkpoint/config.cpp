@@ -115,7 +115,7 @@ class Reader {
 
   [[noreturn]] void bad(const char* key, std::string_view rule, const Json& value) const {
     fail("config", "{}: {}{} {}, but is {}.", where_, prefix_, key, rule,
-         value.dump(-1, ' ', false, Json::error_handler_t::replace));
+         to_text(value, -1, Json::error_handler_t::replace));
   }
 
  private:
@@ -359,7 +359,7 @@ std::string write_config(const ModelConfig& config, std::string_view dtype) {
   root["rope_scaling"] = config.rope.type == RopeType::standard ? Json() : rope_scaling_json(config.rope);
   root.erase("dtype");
   root["torch_dtype"] = dtype;
-  return root.dump(2) + "\n";
+  return to_text(root, 2) + "\n";
 }
 
 }  // namespace tapetune

@@ -223,7 +223,7 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
     Json index;
     index["metadata"] = {{"total_parameters", parameters}, {"total_size", total}};
     index["weight_map"] = weight_map;
-    files["model.safetensors.index.json"] = index.dump(2) + "\n";
+    files["model.safetensors.index.json"] = to_text(index, 2) + "\n";
   }
   const auto most = std::max_element(by_dtype.begin(), by_dtype.end(),
                                      [](const auto& a, const auto& b) { return a.second < b.second; });

@@ -109,7 +109,7 @@ void run_shift(const Shift& options) {
     }
   }
   if (options.json) {
-    fmt::print("{}\n", report.dump(2));
+    fmt::print("{}\n", to_text(report, 2));
     return;
   }
   fmt::print("{} tokens; added in front: {} of token {}; ids shifted by {}.\n", tokens.size(), options.by, front,

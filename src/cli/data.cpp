@@ -113,7 +113,7 @@ void show(const ShowOptions& options) {
   const TokenFile file = options.raw ? TokenFile::open_raw(options.file) : TokenFile::open(options.file);
   if (options.json) {
     if (!options.model.empty()) file.require_vocabulary(read_vocabulary(options.model));
-    fmt::print("{}\n", header(file).dump());
+    fmt::print("{}\n", to_text(header(file)));
     return;
   }
   if (options.model.empty()) fail("data", "documents cannot be shown without a tokenizer; give --model DIR or --json.");

@@ -158,15 +158,15 @@ void run_verb(const Perplexity& options, World& world) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!world.leads()) return;
   if (options.json) {
-    fmt::print("{}\n", Json{{"model", options.model.folder},
-                            {"model_context", longest},
-                            {"data", options.data},
-                            {"first_token", range.begin},
-                            {"tokens", range.size},
-                            {"protocol", protocol_name(settings.protocol)},
-                            {"results", as_json(results, longest)},
-                            {"tokens_per_s", static_cast<double>(run.done() - before) / seconds}}
-                           .dump(2));
+    fmt::print("{}\n", to_text(Json{{"model", options.model.folder},
+                                    {"model_context", longest},
+                                    {"data", options.data},
+                                    {"first_token", range.begin},
+                                    {"tokens", range.size},
+                                    {"protocol", protocol_name(settings.protocol)},
+                                    {"results", as_json(results, longest)},
+                                    {"tokens_per_s", static_cast<double>(run.done() - before) / seconds}},
+                               2));
     return;
   }
   fmt::print("{} tokens of {}, from token {} on\n", range.size, options.data, range.begin);

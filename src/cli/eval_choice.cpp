@@ -64,7 +64,7 @@ void write_details(const ChoiceRun& run, const std::string& path) {
                     {"log_likelihoods", run.log_likelihoods()[i]},
                     {"chosen", best},
                     {"chosen_norm", best_norm}};
-    file.write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    file.write(to_text(line, -1, Json::error_handler_t::replace) + "\n");
   }
   file.commit();
 }
@@ -91,18 +91,18 @@ void run_verb(const Choice& verb, World& world) {
     warn("{} questions are beyond the model's context of {}, and lost their beginning", run.shortened(), context);
   }
   if (verb.json) {
-    fmt::print("{}\n", Json{{"model", verb.model.folder},
-                            {"model_context", context},
-                            {"task", run.task().name},
-                            {"data", verb.data},
-                            {"shots", run.task().shots},
-                            {"shortened", run.shortened()},
-                            {"results", as_json(results.all)},
-                            {"groups", as_json(results.groups)},
-                            {"parts", as_json(results.parts)},
-                            {"tokens_computed", run.computed()},
-                            {"questions_per_s", static_cast<double>(run.done() - before) / seconds}}
-                           .dump(2));
+    fmt::print("{}\n", to_text(Json{{"model", verb.model.folder},
+                                    {"model_context", context},
+                                    {"task", run.task().name},
+                                    {"data", verb.data},
+                                    {"shots", run.task().shots},
+                                    {"shortened", run.shortened()},
+                                    {"results", as_json(results.all)},
+                                    {"groups", as_json(results.groups)},
+                                    {"parts", as_json(results.parts)},
+                                    {"tokens_computed", run.computed()},
+                                    {"questions_per_s", static_cast<double>(run.done() - before) / seconds}},
+                               2));
     return;
   }
   fmt::print("{} of {}, {} shots\n\n", run.task().name, verb.data, run.task().shots);

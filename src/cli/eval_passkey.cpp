@@ -83,7 +83,7 @@ void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std:
                     {"answer_tokens", *trial.answer},
                     {"answer", tokenizer.decode(*trial.answer)},
                     {"correct", run.judge().is_correct(*trial.answer, prompt.key)}};
-    file.write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    file.write(to_text(line, -1, Json::error_handler_t::replace) + "\n");
   }
   file.commit();
 }
@@ -106,15 +106,15 @@ void run_verb(const Passkey& verb, World& world) {
   if (!world.leads()) return;
   if (!verb.details.empty()) write_details(run, tokenizer, verb.details);
   if (verb.json) {
-    fmt::print("{}\n", Json{{"model", verb.model.folder},
-                            {"model_context", context},
-                            {"seed", verb.options.seed},
-                            {"matched", run.judge().by_ids() ? "tokens" : "text"},
-                            {"cells", as_json(cells, context)},
-                            {"tokens_read", run.read()},
-                            {"tokens_computed", run.computed()},
-                            {"seconds", seconds}}
-                           .dump(2));
+    fmt::print("{}\n", to_text(Json{{"model", verb.model.folder},
+                                    {"model_context", context},
+                                    {"seed", verb.options.seed},
+                                    {"matched", run.judge().by_ids() ? "tokens" : "text"},
+                                    {"cells", as_json(cells, context)},
+                                    {"tokens_read", run.read()},
+                                    {"tokens_computed", run.computed()},
+                                    {"seconds", seconds}},
+                               2));
     return;
   }
   fmt::print("pass keys of seed {} on; answers compared as {}\n\n", verb.options.seed,

@@ -141,7 +141,7 @@ void run(const Options& options) {
         line["text"] = rest_of_text(results[i].tokens);
       }
       line["stopped"] = stop_name(results[i].stop);
-      put(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      put(to_text(line, -1, Json::error_handler_t::replace) + "\n");
     } else if (streaming) {
       if (!stream) echo(prompts.front());
       put(stream->finish() + "\n");
@@ -162,7 +162,7 @@ void run(const Options& options) {
                        {"prefill_seconds", times.prefill_seconds},
                        {"decode_tokens", times.decode_tokens},
                        {"decode_seconds", times.decode_seconds}};
-    fmt::print(stderr, "{}\n", line.dump());
+    fmt::print(stderr, "{}\n", to_text(line));
   }
   if (interrupted()) throw Interrupted("interrupted; the text so far is complete");
 }

@@ -115,7 +115,7 @@ void print_table(const Checkpoint& checkpoint, const Json& d) {
   row("method", a["method"]);
   std::string settings;
   for (const auto& [key, value] : a["settings"].items()) {
-    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    const std::string text = value.is_string() ? value.get<std::string>() : to_text(value);
     if (!text.empty()) settings += fmt::format("{}{}={}", settings.empty() ? "" : " ", key, text);
   }
   row("  settings", settings);
@@ -155,7 +155,7 @@ void add_inspect(CLI::App& app) {
       for (const std::string& note : adapted.notes) warn("{}", note);
     }
     if (options->json) {
-      fmt::print("{}\n", description.dump(2));
+      fmt::print("{}\n", to_text(description, 2));
     } else {
       print_table(checkpoint, description);
     }

@@ -138,7 +138,7 @@ void add_plan(CLI::App& app) {
       plan.step_seconds = probe_step(recipe);
     }
     if (options->json) {
-      fmt::print("{}\n", json_of(plan, recipe).dump(2));
+      fmt::print("{}\n", to_text(json_of(plan, recipe), 2));
     } else {
       print_table(plan, recipe, given);
     }

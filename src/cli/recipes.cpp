@@ -59,7 +59,7 @@ void keys(bool json) {
                      {"help", key.help},
                      {"decides", key.decides}});
     }
-    fmt::print("{}\n", all.dump(2));
+    fmt::print("{}\n", to_text(all, 2));
     return;
   }
   std::size_t name = 0, type = 0, fallback = 0;

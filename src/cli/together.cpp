@@ -15,14 +15,14 @@ namespace tapetune::cli {
 namespace {
 
 void write_trace(World& world, const std::string& path) {
-  const std::vector<std::string> all = world.collect(trace::events(world.rank()).dump());
+  const std::vector<std::string> all = world.collect(to_text(trace::events(world.rank())));
   if (!world.leads()) return;
   Json events = Json::array();
   for (const std::string& text : all) {
-    for (Json& event : Json::parse(text)) events.push_back(std::move(event));
+    for (Json& event : from_text(text)) events.push_back(std::move(event));
   }
   WholeFile file(path, true);
-  file.write(Json{{"traceEvents", std::move(events)}}.dump() + "\n");
+  file.write(to_text(Json{{"traceEvents", std::move(events)}}) + "\n");
   file.commit();
 }
 

@@ -40,11 +40,10 @@ void decode_lines(const Tokenizer& tokenizer, std::istream& in, bool skip_specia
     const Json ids = parse_json(line, "tokenizer", where);
     TokenIds tokens;
     for (const Json& id : ids) {
-      if (!id.is_number_integer()) fail("tokenizer", "{}: {} is not a token id.", where, id.dump());
+      if (!id.is_number_integer()) fail("tokenizer", "{}: {} is not a token id.", where, to_text(id));
       tokens.push_back(id.get<std::int64_t>());
     }
-    fmt::print("{}\n",
-               Json(tokenizer.decode(tokens, skip_special)).dump(-1, ' ', false, Json::error_handler_t::replace));
+    fmt::print("{}\n", to_text(Json(tokenizer.decode(tokens, skip_special)), -1, Json::error_handler_t::replace));
   }
 }
 

@@ -33,7 +33,7 @@ void add_train(CLI::App& app) {
       const TrainResult result = train(recipe, TAPETUNE_VERSION, world);
       if (!world.leads()) return;
       fmt::print("{} steps, last loss {:.4f}, adapter in {}\n", result.steps, result.loss, result.adapter);
-      if (options->timing) fmt::print(stderr, "{}\n", Json{{"first_step_at", result.first_step_at}}.dump());
+      if (options->timing) fmt::print(stderr, "{}\n", to_text(Json{{"first_step_at", result.first_step_at}}));
     });
   });
 }

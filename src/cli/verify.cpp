@@ -72,7 +72,7 @@ void add_verify(CLI::App& app) {
     if (options->logits_tolerance >= 0) verifying.logits_tolerance = options->logits_tolerance;
     const Verification result = verify(verifying);
     if (options->json) {
-      fmt::print("{}\n", verification_json(result).dump(2));
+      fmt::print("{}\n", to_text(verification_json(result), 2));
     } else {
       print_result(result);
     }

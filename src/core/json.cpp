@@ -32,4 +32,10 @@ Json parse_json(std::string_view text, std::string_view component, std::string_v
   }
 }
 
+Json from_text(std::string_view text) { return Json::parse(text); }
+
+std::string to_text(const Json& json, int indent, Json::error_handler_t bad) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, bad);
+}
+
 }  // namespace tapetune

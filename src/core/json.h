@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <string>
 #include <string_view>
 
 namespace tapetune {
@@ -12,5 +13,10 @@ using Json = nlohmann::ordered_json;
 
 // Parses text; `where` (a file name, usually) opens the message when it is not JSON.
 Json parse_json(std::string_view text, std::string_view component, std::string_view where);
+
+// Json::parse and dump, compiled once: in every file that calls them they would cost three seconds. The first is for
+// text of our own making; the second fails on strings that are no UTF-8 unless told to replace what is none.
+Json from_text(std::string_view text);
+std::string to_text(const Json& json, int indent = -1, Json::error_handler_t bad = Json::error_handler_t::strict);
 
 }  // namespace tapetune

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
+#include <string>
 #include <string_view>
 
 // jemalloc's, where the program has it (core/heap.cpp).
@@ -19,9 +21,23 @@ namespace tapetune {
 
 namespace {
 
+bool own_program = false;  // ours, in which all code may go; in another's, which may have changed its code, LibTorch's
+
+// Whoever debugs has written into code that is then not what the file holds.
+bool traced() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == "TracerPid:") return status >> word && word != "0";
+  }
+  return false;
+}
+
 // Segments that nobody writes to hold what the file holds.
 int release_read_only(dl_phdr_info* library, std::size_t, void*) {
-  if (std::string_view(library->dlpi_name).find("libtorch") == std::string_view::npos) return 0;
+  const std::string_view name = library->dlpi_name;
+  const bool torch = name.find("libtorch") != std::string_view::npos,
+             file = name.find("vdso") == std::string_view::npos;
+  if (!torch && !(own_program && file)) return 0;
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   for (int i = 0; i < library->dlpi_phnum; ++i) {
     const auto& segment = library->dlpi_phdr[i];
@@ -31,6 +47,23 @@ int release_read_only(dl_phdr_info* library, std::size_t, void*) {
     if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   }
   return 0;
+}
+
+void release_code() {
+  if (!traced()) ::dl_iterate_phdr(release_read_only, nullptr);
+}
+
+}  // namespace
+
+bool heap_is_compact() { return ::mallctl != nullptr; }
+
+void set_up_memory() {
+#ifdef __GLIBC__
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+  own_program = true;
+  release_code();
 }
 
 void give_back_heap() {
@@ -44,21 +77,9 @@ void give_back_heap() {
 #endif
 }
 
-}  // namespace
-
-bool heap_is_compact() { return ::mallctl != nullptr; }
-
-void set_up_memory() {
-#ifdef __GLIBC__
-  ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
-#endif
-  ::dl_iterate_phdr(release_read_only, nullptr);
-}
-
 void settle_memory() {
   give_back_heap();
-  ::dl_iterate_phdr(release_read_only, nullptr);
+  release_code();
 }
 
 void start_memory_peak() {

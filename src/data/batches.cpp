@@ -194,7 +194,7 @@ void Batches::restore(const Json& saved) {
     const auto found = saved.find(key);
     if (found == saved.end() || *found != value) {
       fail("data", "the saved position belongs to other data: {} was {}, and is {}; give the same data and settings.",
-           key, found == saved.end() ? "not there" : found->dump(), value.dump());
+           key, found == saved.end() ? "not there" : to_text(*found), to_text(value));
     }
   }
   position_ = saved["position"].get<std::int64_t>();

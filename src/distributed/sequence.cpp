@@ -69,8 +69,8 @@ struct ToHeads : Function<ToHeads> {
   }
 };
 
-// The result of attention is kept here, among the tokens' activations, and not where its heads are a second time: their
-// gradient gets a number a head and token instead.
+// The result of attention is kept here, among the tokens' activations, and not for its heads' gradient a second time,
+// which gets a number a head and token instead.
 struct ToTokens : Function<ToTokens> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const std::optional<at::Tensor>& lse,
                             const Group* group) {

@@ -293,7 +293,7 @@ std::vector<std::string> World::share(const std::string& text) {
   // Whoever has said something this time has read what was shared the last time.
   if (leads() && !m.shared.empty()) m.store->deleteKey(m.shared);
   m.shared = fmt::format("announce/{}", m.talks);
-  return Json::parse(announce(Json(all).dump())).get<std::vector<std::string>>();
+  return from_text(announce(to_text(Json(all)))).get<std::vector<std::string>>();
 }
 
 void World::require_same(const std::string& what, const std::string& value, const std::string& remedy) {

@@ -217,8 +217,8 @@ void ChoiceRun::restore(const Json& state) {
   const Json before = kept_value<Json>(state, "settings"), now = settings();
   for (const auto& [key, value] : now.items()) {
     if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
-      fail("eval", "the saved answers are to other questions: {} was {}, and is {}; start anew.", key, there.dump(),
-           value.dump());
+      fail("eval", "the saved answers are to other questions: {} was {}, and is {}; start anew.", key, to_text(there),
+           to_text(value));
     }
   }
   check_fingerprint(kept_value<double>(state, "fingerprint"), fingerprint_);

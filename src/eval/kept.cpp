@@ -24,7 +24,7 @@ Json read_kept(const fs::path& path, std::string_view kind, std::string_view who
 
 void write_kept(const fs::path& path, std::string_view kind, std::string_view who, const Json& state) {
   WholeFile file(path, /*replace=*/true);
-  file.write(Json{{"tapetune", fmt::format("eval {}", kind)}, {"model", who}, {kind, state}}.dump(2) + "\n");
+  file.write(to_text(Json{{"tapetune", fmt::format("eval {}", kind)}, {"model", who}, {kind, state}}, 2) + "\n");
   file.commit();
 }
 
@@ -47,11 +47,11 @@ void check_fingerprint(double before, double now) {
 
 void require_same_work(World& world, const Json& settings, double fingerprint) {
   const std::string remedy = "start all ranks with the same command, on the same files";
-  world.require_same("an evaluation", settings.dump(), remedy);
-  const std::vector<std::string> losses = world.share(Json(fingerprint).dump());
-  const double first = Json::parse(losses.front());
+  world.require_same("an evaluation", to_text(settings), remedy);
+  const std::vector<std::string> losses = world.share(to_text(Json(fingerprint)));
+  const double first = from_text(losses.front());
   for (std::size_t r = 1; r < losses.size(); ++r) {
-    if (std::abs(Json::parse(losses[r]).get<double>() - first) <= same_model * std::abs(first)) continue;
+    if (std::abs(from_text(losses[r]).get<double>() - first) <= same_model * std::abs(first)) continue;
     fail("launch", "rank {} has a model other than rank 0's: its first losses sum to {}, not {}; {}.", r, losses[r],
          losses.front(), remedy);
   }
@@ -60,8 +60,8 @@ void require_same_work(World& world, const Json& settings, double fingerprint) {
 std::vector<Json> share_found(World& world, const Json& found) {
   std::vector<Json> all;
   bool stop = false;
-  for (const std::string& text : world.share(Json{{"found", found}, {"stop", interrupted()}}.dump())) {
-    Json said = Json::parse(text);
+  for (const std::string& text : world.share(to_text(Json{{"found", found}, {"stop", interrupted()}}))) {
+    Json said = from_text(text);
     stop = stop || said.at("stop").get<bool>();
     all.push_back(std::move(said.at("found")));
   }

@@ -56,7 +56,7 @@ void take_up(Run& run, const Keeping& keeping) {
   if (keeping.file.empty()) return;
   const bool reads = keeping.world == nullptr || keeping.world->leads();
   Json kept = reads ? read_kept(keeping.file, Run::kind, keeping.who) : Json();
-  if (keeping.world != nullptr) kept = Json::parse(keeping.world->announce(kept.dump()));
+  if (keeping.world != nullptr) kept = from_text(keeping.world->announce(to_text(kept)));
   if (!kept.is_null()) run.restore(kept);
 }
 

@@ -256,7 +256,7 @@ void PerplexityRun::restore(const Json& state) {
   for (const auto& [key, value] : now.items()) {
     if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
       fail("eval", "the saved sums are of other settings or another text: {} was {}, and is {}; start anew.", key,
-           there.dump(), value.dump());
+           to_text(there), to_text(value));
     }
   }
   std::vector<Part> parts = parts_;

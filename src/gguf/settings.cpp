@@ -210,7 +210,7 @@ ModelConfig read_settings(const File& file) {
   json["rope_scaling"] = read_scaling(file, keys, theta, head_dim);
   json["use_cache"] = true;
   add_token_ids(json, file);
-  return parse_config(json.dump(), file.where());
+  return parse_config(to_text(json), file.where());
 }
 
 void write_settings(Metadata& metadata, const ModelConfig& config) {

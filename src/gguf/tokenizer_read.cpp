@@ -181,17 +181,17 @@ void add_spaces(Json& json, bool prefix) {
 // Written by hand where it is long: an ordered Json object looks for each new key among all before it.
 std::string with_vocabulary(const Json& outer, const Json& model, const Vocabulary& vocabulary) {
   const auto open = [](const Json& object) {
-    std::string text = object.dump();
+    std::string text = to_text(object);
     text.pop_back();
     return text;
   };
   std::string text = open(outer) + ",\"model\":" + open(model) + ",\"vocab\":{";
   for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
-    text += fmt::format("{}{}:{}", i == 0 ? "" : ",", Json(vocabulary.tokens[i]).dump(), i);
+    text += fmt::format("{}{}:{}", i == 0 ? "" : ",", to_text(Json(vocabulary.tokens[i])), i);
   }
   text += "},\"merges\":[";
   for (std::size_t i = 0; i < vocabulary.merges.size(); ++i) {
-    text += fmt::format("{}{}", i == 0 ? "" : ",", Json(vocabulary.merges[i]).dump());
+    text += fmt::format("{}{}", i == 0 ? "" : ",", to_text(Json(vocabulary.merges[i])));
   }
   return text + "]}}\n";
 }
@@ -212,7 +212,7 @@ std::string tokenizer_config(const File& file, const ModelConfig& config, const 
   json["clean_up_tokenization_spaces"] = false;
   json["model_max_length"] = config.context;
   if (const auto chat = file.text("tokenizer.chat_template")) json["chat_template"] = replace_invalid_utf8(*chat);
-  return json.dump(2) + "\n";
+  return to_text(json, 2) + "\n";
 }
 
 }  // namespace

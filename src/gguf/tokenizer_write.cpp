@@ -77,7 +77,7 @@ std::vector<std::pair<std::string, std::string>> read_merges(const Sorted& model
     }
     const std::string text = merge.is_string() ? merge.get<std::string>() : std::string();
     const std::size_t gap = text.find(' ');
-    if (gap == text.npos) fail("gguf", "{}: the merge {} is no pair; copy the file again.", where, merge.dump());
+    if (gap == text.npos) fail("gguf", "{}: the merge {} is no pair; copy the file again.", where, to_text(merge));
     merges.emplace_back(text.substr(0, gap), text.substr(gap + 1));
   }
   return merges;

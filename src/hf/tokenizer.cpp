@@ -1,15 +1,12 @@
 #include "hf/tokenizer.h"
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include <algorithm>
 #include <limits>
 
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/memory.h"
 #include "hf_bridge.h"
 #include "rust/cxx.h"
 
@@ -91,9 +88,7 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
   } catch (const rust::Error& error) {
     fail("tokenizer", "{}: cannot be read ({}); copy it again from the model's origin.", path.string(), error.what());
   }
-#ifdef __GLIBC__
-  ::malloc_trim(0);  // parsing a vocabulary leaves more holes behind than the vocabulary takes
-#endif
+  give_back_heap();  // parsing a vocabulary leaves more holes behind than the vocabulary takes
   const fs::path config_path = folder / "tokenizer_config.json";
   if (fs::exists(config_path, status)) {
     const Json config = parse_json(read_text(config_path), "tokenizer", config_path.string());

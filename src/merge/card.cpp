@@ -21,7 +21,8 @@ std::string settings_of(const MethodOptions& method) {
     if (key == "method" || value.is_null()) continue;
     std::string words;
     for (const Json& word : value.is_array() ? value : Json::array({value})) {
-      words += fmt::format("{}{}", words.empty() ? "" : ",", word.is_string() ? word.get<std::string>() : word.dump());
+      words +=
+          fmt::format("{}{}", words.empty() ? "" : ",", word.is_string() ? word.get<std::string>() : to_text(word));
     }
     if (!words.empty()) text += fmt::format(" {}={}", key, words);
   }
@@ -71,7 +72,7 @@ std::string provenance(const Origin& origin, std::string_view what) {
   json["method"] = method_json(origin.method);
   if (origin.step) json["unfinished_at_step"] = *origin.step;
   json["recipe"] = origin.recipe.empty() ? Json() : Json(origin.recipe);
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return to_text(json, 2, Json::error_handler_t::replace) + "\n";
 }
 
 std::string model_card(const Origin& origin, const ModelConfig& config, const fs::path& folder) {
@@ -126,7 +127,7 @@ void add_tape_files(const ModelConfig& config, const MethodOptions& method, std:
   json["attention_output_bias"] = config.output_bias;
   json["mlp_bias"] = config.mlp_bias;
   for (const char* key : {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}) json.erase(key);
-  files["config.json"] = json.dump(2) + "\n";
+  files["config.json"] = to_text(json, 2) + "\n";
 }
 
 }  // namespace tapetune

@@ -384,8 +384,8 @@ void export_adapter(const MergeInput& input, const MergeOptions& options) {
   const fs::path peft = input.adapter / "adapter_config.json";
   Json config = parse_json(read_text(peft), "adapter", peft.string());
   config["base_model_name_or_path"] = origin.base;
-  write("adapter_config.json", config.dump(2) + "\n");
-  write("tapetune.json", method_json(input.method).dump(2) + "\n");
+  write("adapter_config.json", to_text(config, 2) + "\n");
+  write("tapetune.json", to_text(method_json(input.method), 2) + "\n");
   write("tapetune_provenance.json", provenance(origin, "an adapter"));
   write("README.md", adapter_card(origin, fits.config(), options.out));
   check_interrupted();

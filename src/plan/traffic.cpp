@@ -50,14 +50,16 @@ StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std:
   for (const Parameter& p : adapted.parameters)
     trained += static_cast<double>(p.value.numel() * p.value.element_size());
   traffic.gradients = 2 * others(ranks) * (trained + 16);
-  const double passes = static_cast<double>(recipe.batch / recipe.micro_batch / teams);
+  const std::int64_t micro_batches = recipe.batch / recipe.micro_batch / teams;
+  const auto passes = static_cast<double>(micro_batches);
   if (recipe.shard == "base") {
     const Units units(adapted.model.weights());
     traffic.weights = passes * others(ranks) * (units.embedding + units.head + 2 * units.layers);
     traffic.values = others(ranks) * trained;
   }
   if (parts > 1) {
-    const double tokens = passes * static_cast<double>(recipe.micro_batch * recipe.context / parts);
+    const std::int64_t share = recipe.micro_batch * recipe.context / parts;
+    const double tokens = passes * static_cast<double>(share);
     const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
     for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
       // Backward, results stay where their tokens are; a number of f32 a head goes in their place.

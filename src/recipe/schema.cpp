@@ -287,7 +287,7 @@ std::string method_value(const MethodKey& key, const MethodOptions& options) {
   const Json value = key.get(options);
   if (key.name == "targets" || key.name == "train_also") return yaml_list(split(value.get<std::string>()));
   if (value.is_string()) return yaml_scalar(value.get<std::string>());
-  return value.is_number_float() ? fmt::format("{}", value.get<double>()) : value.dump();
+  return value.is_number_float() ? fmt::format("{}", value.get<double>()) : to_text(value);
 }
 
 std::string method_type(const MethodKey& key) {

@@ -253,12 +253,12 @@ class Kept {
 
   Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
     const fs::path file = folder_ / (name + ".json");
-    const Json known = Json::parse(world_.announce(world_.leads() ? read(file, key).dump() : ""));
+    const Json known = from_text(world_.announce(world_.leads() ? to_text(read(file, key)) : ""));
     if (!known.is_null()) return known;
     const Json value = measure();
     if (!world_.leads()) return value;
     WholeFile out(file, /*replace=*/true);
-    out.write(Json{{"key", key}, {"value", value}}.dump(1) + "\n");
+    out.write(to_text(Json{{"key", key}, {"value", value}}, 1) + "\n");
     out.commit();
     return value;
   }
@@ -266,7 +266,7 @@ class Kept {
   // Sums of a measurement that is under way.
   fs::path sums(const std::string& name, const Json& key) const {
     Hasher hasher;
-    hasher.add(key.dump());
+    hasher.add(to_text(key));
     return folder_ / fmt::format("{}.{}.sums", name, hasher.hex().substr(0, 12));
   }
 
@@ -618,7 +618,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
 void write_report(const Comparison& comparison, const fs::path& out) {
   make_folder(out / "charts");
   for (const auto& [name, text] : chart_files(comparison)) write_whole(out / "charts" / name, text);
-  write_whole(out / "results.json", results_json(comparison).dump(1) + "\n");
+  write_whole(out / "results.json", to_text(results_json(comparison), 1) + "\n");
   write_whole(out / "results.csv", results_csv(comparison));
   write_whole(out / "cost.csv", cost_csv(comparison));
   write_whole(out / "table.md", markdown(comparison));

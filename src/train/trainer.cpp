@@ -19,6 +19,7 @@
 #include "distributed/layout.h"
 #include "distributed/sequence.h"
 #include "distributed/sharded_base.h"
+#include "model/linear.h"
 #include "model/loss.h"
 #include "train/adamw.h"
 #include "train/base.h"
@@ -106,6 +107,11 @@ void require_same_run(World& world, const Recipe& recipe, const BaseModel& base,
   if (world.size() == 1) return;
   world.require_same("a version of tapetune", version, "install the same everywhere");
   world.require_same("a recipe", recipe_yaml(recipe), "start all ranks with the same command");
+  if (recipe.sequence_parallel > 1 && base.dtype != at::kFloat) {
+    // Two ways to compute attention, and what it exchanges for its gradient differs.
+    world.require_same("a way to compute in bf16", cpu_has_fast_bf16() ? "the processor's own" : "through f32",
+                       "set dtype=f32, or take machines of one kind");
+  }
   std::uint64_t weights = 0;
   for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
     constexpr std::int64_t numbers = 256;
@@ -122,7 +128,7 @@ void require_same_run(World& world, const Recipe& recipe, const BaseModel& base,
       hash = mixed(hash, static_cast<std::uint64_t>(id));
     }
   }
-  world.require_same("data", fmt::format("{} {:016x}", batches.state().dump(), hash),
+  world.require_same("data", fmt::format("{} {:016x}", to_text(batches.state()), hash),
                      "copy the same token files to every machine");
 }
 
@@ -158,7 +164,7 @@ class Metrics {
   Metrics& operator=(const Metrics&) = delete;
 
   void line(const Json& json) {
-    const std::string text = json.dump() + "\n";
+    const std::string text = to_text(json) + "\n";
     if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
       fail("train", "{}: cannot be written; is the disk full?", path_.string());
     }
@@ -432,7 +438,7 @@ class Trainer {
                       {"metrics_bytes", metrics_bytes_},
                       {"events_bytes", events_bytes_},
                       {"data", batches_.state()}};
-      state.write(json.dump(2) + "\n");
+      state.write(to_text(json, 2) + "\n");
       state.finish();
     });
   }
