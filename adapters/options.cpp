@@ -98,6 +98,7 @@ const MethodKey keys[] = {
     {"targets", "projections with a pair: q,k,v,o,gate,up,down,lm_head", set_targets,
      [](const auto& o) {
        std::vector<std::string_view> names;
+       names.reserve(o.targets.size());
        for (const Projection which : o.targets) names.push_back(projection_name(which));
        return Json(joined(names));
      }},
