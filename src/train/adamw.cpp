@@ -103,7 +103,11 @@ std::map<std::string, at::Tensor> AdamW::state() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, value] = parameters_[i];
     const auto whole = [&](at::Tensor Share::* moment) {
-      const at::Tensor out = at::zeros(value.sizes(), value.options().requires_grad(false));
+      if (group_.size() == 1) {  // it is: no copy, which would be as large as all moments
+        const auto own = [i](const Share& share) { return share.parameter == i; };
+        return ((*std::find_if(shares_.begin(), shares_.end(), own)).*moment).view(value.sizes());
+      }
+      at::Tensor out = at::zeros(value.sizes(), value.options().requires_grad(false));
       for (const Share& share : shares_) {
         if (share.parameter == i) flat_part(out, share.begin, share.count).copy_(share.*moment);
       }
