@@ -1,12 +1,12 @@
 // What ranks hold that share a sequence or the base weights. Ranks are threads here, so that one allocator sees the
 // tensors of all.
 #include <ATen/Parallel.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <future>
 
 #include "adapters/adapter.h"
 #include "catch.h"
+#include "distributed/meeting_place.h"
 #include "distributed/sequence.h"
 #include "distributed/sharded_base.h"
 #include "distributed/world.h"
@@ -48,11 +48,6 @@ struct Rank {
 class Ranks {
  public:
   explicit Ranks(int count) : all_(static_cast<std::size_t>(count)) {
-    c10d::TCPStoreOptions options;
-    options.port = 0;
-    options.isServer = true;
-    options.waitWorkers = false;
-    store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
     each([&](Rank& rank) {
       Seat seat;
       seat.rank = static_cast<int>(&rank - all_.data());
@@ -69,7 +64,7 @@ class Ranks {
   }
 
  private:
-  c10::intrusive_ptr<c10d::TCPStore> store_;
+  c10::intrusive_ptr<c10d::TCPStore> store_ = open_meeting_place();
   std::vector<Rank> all_;
 };
 

@@ -1,7 +1,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -13,6 +12,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/signals.h"
+#include "distributed/meeting_place.h"
 
 namespace tapetune::cli {
 
@@ -82,11 +82,7 @@ void wait_for_all(std::vector<Child>& children) {
 }
 
 int launch(int ranks, const std::vector<std::string>& command) {
-  c10d::TCPStoreOptions options;
-  options.port = 0;  // any that is free
-  options.isServer = true;
-  options.waitWorkers = false;
-  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  const auto store = open_meeting_place();
   std::vector<Child> children(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r)
     children[static_cast<std::size_t>(r)].process = start(command, r, ranks, store->getPort());

@@ -27,16 +27,18 @@ struct Units {
   }
 };
 
-// Bytes that a layer's attention exchanges for one token, in one direction: to all tokens of some heads, and back.
-double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t parts) {
+// Bytes that a layer's attention exchanges for one token, so many times: to all tokens of some heads, and back. And
+// once more for the gradient, a number of f32 for each head that came back: the results themselves stay with their
+// tokens.
+double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t parts, double times) {
   const ModelConfig& c = adapted.model.config();
   const std::int64_t shared = c.kv_heads % parts == 0   ? c.kv_heads
                               : parts % c.kv_heads == 0 ? parts
                                                         : c.heads;  // key and value heads, repeated where they must be
   const bool positions = adapted.model.seams().position->updates(layer);
   const std::int64_t there = c.heads + 2 * shared + (positions ? shared : 0), back = c.heads * (positions ? 2 : 1);
-  return static_cast<double>((there + back) * c.head_dim) *
-         static_cast<double>(c10::elementSize(adapted.model.dtype()));
+  const auto bytes = static_cast<double>(c10::elementSize(adapted.model.dtype()));
+  return times * static_cast<double>((there + back) * c.head_dim) * bytes + static_cast<double>(4 * back);
 }
 
 }  // namespace
@@ -62,10 +64,7 @@ StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std:
     const double tokens = passes * static_cast<double>(share);
     const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
     for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
-      // Backward, results stay where their tokens are; a number of f32 a head goes in their place.
-      const std::int64_t results = adapted.model.seams().position->updates(i) ? 2 : 1;
-      const auto numbers = static_cast<double>(4 * results * adapted.model.config().heads);
-      traffic.sequence += tokens * others(parts) * (directions * exchanged_a_token(adapted, i, parts) + numbers);
+      traffic.sequence += tokens * others(parts) * exchanged_a_token(adapted, i, parts, directions);
     }
   }
   return traffic;
