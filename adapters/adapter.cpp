@@ -14,14 +14,16 @@ namespace tapetune {
 
 namespace {
 
-// What every method takes: rotary settings, and what trains besides.
+// What every method takes: RoPE settings and other trainable parameters.
 std::vector<std::string_view> with_common(std::vector<std::string_view> keys) {
   for (const std::string_view key : {"scaling", "factor", "theta", "train_also", "untie"}) keys.push_back(key);
   return keys;
 }
 
 std::vector<std::string_view> with_low_rank(std::vector<std::string_view> keys) {
-  for (const std::string_view key : {"rank", "alpha", "dropout", "targets", "rslora", "dora"}) keys.push_back(key);
+  for (const std::string_view key :
+       {"rank", "alpha", "dropout", "targets", "layers_to_transform", "exclude_modules", "rslora", "dora"})
+    keys.push_back(key);
   return with_common(std::move(keys));
 }
 
@@ -37,7 +39,7 @@ void set_rotary(const MethodOptions& options, ModelConfig& config) {
     fail("method", "scaling={} needs a factor; add factor=2 for twice the context.", rope_type_name(type));
   }
   if (type == RopeType::standard && options.factor) {
-    fail("method", "scaling=none takes no factor; leave one of them out.");
+    fail("method", "scaling=none takes no factor; drop one of them.");
   }
   if (rope.type == RopeType::linear && type == RopeType::linear) {
     rope.factor *= factor;
@@ -46,9 +48,8 @@ void set_rotary(const MethodOptions& options, ModelConfig& config) {
   }
   if (rope.type != RopeType::standard) {
     fail("method",
-         "the model's frequencies are scaled already ({}, factor {:g}), and {} would replace that; change theta, or "
-         "take "
-         "the model from before it was extended.",
+         "the model's RoPE is scaled already ({}, factor {:g}), and scaling={} would replace that; set theta instead, "
+         "or use the model from before it was extended.",
          rope_type_name(rope.type), rope.factor, type == RopeType::standard ? "none" : rope_type_name(type));
   }
   const std::int64_t before = config.longest_context();
@@ -70,13 +71,17 @@ void set_rotary(const MethodOptions& options, ModelConfig& config) {
 
 std::span<const Method> methods() {
   static const std::vector<Method> all{
-      {"none", "nothing trains; for evaluation", {"scaling", "factor", "theta"}, nullptr, nullptr, inject_nothing},
+      {"none",
+       "no trainable parameters; for evaluation",
+       {"scaling", "factor", "theta"},
+       nullptr,
+       nullptr,
+       inject_nothing},
       {"full", "every weight trains", {"scaling", "factor", "theta", "untie"}, nullptr, nullptr, inject_full},
-      {"lora", "a low-rank pair beside chosen projections", with_low_rank({}), nullptr, check_low_rank,
-       inject_low_rank},
+      {"lora", "LoRA matrices beside chosen projections", with_low_rank({}), nullptr, check_low_rank, inject_low_rank},
       {"longlora", "lora, and attention in shifted groups while training", with_low_rank({"group"}), nullptr,
        check_low_rank, inject_longlora},
-      {"theta-scaling", "lora, and a larger rotary base", with_low_rank({}), theta_defaults, check_low_rank,
+      {"theta-scaling", "lora, and a larger rope_theta", with_low_rank({}), theta_defaults, check_low_rank,
        inject_theta_scaling},
       {"tape", "positions that learn from context; with rank=8, lora as well",
        with_low_rank({"mix", "width", "random_offset", "equivariant"}), tape_defaults, check_tape, inject_tape}};
@@ -130,7 +135,7 @@ AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const
   if (device) model.trained_options = model.trained_options.device(*device);
   set_rotary(options, model.config);
   method.inject(model);
-  train_besides(model);
+  train_also_parts(model);
   return {Llama(std::move(model.config), std::move(model.weights), dtype, std::move(model.seams)),
           std::move(model.parameters), options, std::move(model.notes)};
 }

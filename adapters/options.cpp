@@ -86,53 +86,77 @@ constexpr double huge = 1e12;
 
 // In the order in which people read them.
 const MethodKey keys[] = {
-    {"rank", "rank of the low-rank pairs",
-     [](auto& o, auto text) { o.rank = number<std::int64_t>("rank", text, 0, 65536, "a whole number from 1 on"); },
+    {"rank", "rank of the LoRA matrices",
+     [](auto& o, auto text) { o.rank = number<std::int64_t>("rank", text, 0, 65536, "an integer >= 1"); },
      [](const auto& o) { return Json(o.rank); }},
-    {"alpha", "scale of the pairs: alpha / rank, with rslora alpha / sqrt(rank)",
+    {"alpha", "scale of B A: alpha / rank, with rslora alpha / sqrt(rank)",
      [](auto& o, auto text) { o.alpha = number("alpha", text, 1e-12, huge, "a number above 0"); },
      [](const auto& o) { return Json(o.alpha); }},
-    {"dropout", "share of a pair's inputs that a training step leaves out",
+    {"dropout", "dropout on the input of the LoRA matrices",
      [](auto& o, auto text) { o.dropout = number("dropout", text, 0.0, 0.999999, "a number from 0 to below 1"); },
      [](const auto& o) { return Json(o.dropout); }},
-    {"targets", "projections with a pair: q,k,v,o,gate,up,down,lm_head", set_targets,
+    {"targets", "projections with LoRA matrices: q,k,v,o,gate,up,down,lm_head", set_targets,
      [](const auto& o) {
        std::vector<std::string_view> names;
        names.reserve(o.targets.size());
        for (const Projection which : o.targets) names.push_back(projection_name(which));
        return Json(joined(names));
      }},
-    {"rslora", "rank-stabilised scale", [](auto& o, auto text) { o.rslora = flag("rslora", text); },
+    {"layers_to_transform", "layers with LoRA matrices, as 0,1,2 (default: all; lm_head has none where it is set)",
+     [](auto& o, auto text) {
+       o.layers.clear();
+       for (const std::string_view layer : split(text)) {
+         o.layers.push_back(number<std::int64_t>("layers_to_transform", layer, 0, 1 << 20, "a list of layer numbers"));
+       }
+     },
+     [](const auto& o) { return o.layers.empty() ? Json() : Json(fmt::format("{}", fmt::join(o.layers, ","))); }},
+    {"exclude_modules", "targets without LoRA matrices, as q_proj or layers.3.self_attn.q_proj",
+     [](auto& o, auto text) {
+       o.excluded.clear();
+       for (const std::string_view module : split(text)) {
+         const std::string_view last = module.substr(module.rfind('.') + 1);
+         const auto named = [&](const auto& p) {
+           return last == (p.first == Projection::head ? std::string(p.second) : fmt::format("{}_proj", p.second));
+         };
+         if (std::none_of(std::begin(projections), std::end(projections), named)) {
+           fail("method", "exclude_modules must be projections, as q_proj or layers.3.self_attn.q_proj, but is \"{}\".",
+                module);
+         }
+         o.excluded.emplace_back(module);
+       }
+     },
+     [](const auto& o) { return o.excluded.empty() ? Json() : Json(fmt::format("{}", fmt::join(o.excluded, ","))); }},
+    {"rslora", "rank-stabilized LoRA (rsLoRA)", [](auto& o, auto text) { o.rslora = flag("rslora", text); },
      [](const auto& o) { return Json(o.rslora); }},
-    {"dora", "magnitude and direction trained apart", [](auto& o, auto text) { o.dora = flag("dora", text); },
-     [](const auto& o) { return Json(o.dora); }},
-    {"group", "tokens that see each other in training: a share of the sequence, or a number of tokens",
+    {"dora", "DoRA: magnitude and direction trained separately",
+     [](auto& o, auto text) { o.dora = flag("dora", text); }, [](const auto& o) { return Json(o.dora); }},
+    {"group", "attention group in training: a share of the sequence, or a number of tokens",
      [](auto& o, auto text) { o.group = number("group", text, 1e-9, huge, "a share below 1 or a number of tokens"); },
      [](const auto& o) { return Json(o.group); }},
     {"mix", "how heads mix in the attention's position update: full or per-head",
      [](auto& o, auto text) { o.mix = one_of<Mix>("mix", text, mixes); },
      [](const auto& o) { return Json(o.mix == Mix::full ? "full" : "per-head"); }},
     {"width", "inner width of the position update, in heads",
-     [](auto& o, auto text) { o.width = number<std::int64_t>("width", text, 1, 1024, "a whole number from 1 on"); },
+     [](auto& o, auto text) { o.width = number<std::int64_t>("width", text, 1, 1024, "an integer >= 1"); },
      [](const auto& o) { return Json(o.width); }},
-    {"random_offset", "draw where positions begin at every training step",
+    {"random_offset", "random position offset for every training sequence",
      [](auto& o, auto text) { o.random_offset = flag("random_offset", text); },
      [](const auto& o) { return Json(o.random_offset); }},
-    {"equivariant", "false breaks the equivariance on purpose, to see what it is for",
+    {"equivariant", "false breaks the equivariance, as an ablation",
      [](auto& o, auto text) { o.equivariant = flag("equivariant", text); },
      [](const auto& o) { return Json(o.equivariant); }},
-    {"scaling", "rotary frequencies: none, linear, dynamic or yarn (default: the model's own)",
+    {"scaling", "RoPE scaling: none, linear, dynamic or yarn (default: the model's own)",
      [](auto& o, auto text) { o.scaling = one_of<RopeType>("scaling", text, scalings); },
      [](const auto& o) {
        return o.scaling ? Json(*o.scaling == RopeType::standard ? "none" : rope_type_name(*o.scaling)) : Json();
      }},
-    {"factor", "how much longer the context becomes",
+    {"factor", "scaling factor of the context",
      [](auto& o, auto text) { o.factor = number("factor", text, 1.0, 1e6, "a number from 1 to 1e6"); },
      [](const auto& o) { return o.factor ? Json(*o.factor) : Json(); }},
-    {"theta", "rotary base",
+    {"theta", "rope_theta",
      [](auto& o, auto text) { o.theta = number("theta", text, 1.000001, 1e18, "a number above 1"); },
      [](const auto& o) { return o.theta ? Json(*o.theta) : Json(); }},
-    {"train_also", "what trains besides: embeddings,norms,lm_head", set_train_also,
+    {"train_also", "other trainable parameters: embeddings,norms,lm_head", set_train_also,
      [](const auto& o) {
        std::vector<std::string_view> names;
        if (o.train_embeddings) names.emplace_back("embeddings");
@@ -140,7 +164,7 @@ const MethodKey keys[] = {
        if (o.train_head) names.emplace_back("lm_head");
        return Json(joined(names));
      }},
-    {"untie", "give the head a matrix of its own where it shares the embeddings'",
+    {"untie", "separate lm_head from the embeddings where they are tied",
      [](auto& o, auto text) { o.untie = flag("untie", text); }, [](const auto& o) { return Json(o.untie); }},
 };
 
@@ -156,9 +180,10 @@ const MethodKey& find_key(const Method& method, std::string_view name) {
        meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant));
 }
 
-// Settings that say nothing where there are no pairs.
-bool is_about_pairs(std::string_view key) {
-  return key == "alpha" || key == "dropout" || key == "targets" || key == "rslora" || key == "dora";
+// Settings that mean nothing without LoRA matrices.
+bool is_about_lora(std::string_view key) {
+  return key == "alpha" || key == "dropout" || key == "targets" || key == "layers_to_transform" ||
+         key == "exclude_modules" || key == "rslora" || key == "dora";
 }
 
 }  // namespace
@@ -178,7 +203,7 @@ MethodOptions parse_method(std::string_view name, std::span<const std::string> w
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
     if (equals == std::string::npos) {
-      fail("method", "\"{}\" is no setting; write key=value, for example rank=8.", word);
+      fail("method", "\"{}\" is not a setting; write key=value, for example rank=8.", word);
     }
     find_key(method, word.substr(0, equals)).set(options, std::string_view(word).substr(equals + 1));
   }
@@ -192,7 +217,7 @@ Json method_json(const MethodOptions& options) {
   json["method"] = options.method;
   for (const MethodKey& key : keys) {
     if (std::find(method.keys.begin(), method.keys.end(), key.name) == method.keys.end()) continue;
-    if (options.rank == 0 && is_about_pairs(key.name)) continue;
+    if (options.rank == 0 && is_about_lora(key.name)) continue;
     if (const Json value = key.get(options); !value.is_null()) json[std::string(key.name)] = value;
   }
   return json;

@@ -19,11 +19,13 @@ enum class Mix { full, per_head };
 struct MethodOptions {
   std::string method = "none";
 
-  // A low-rank pair beside projections. Rank 0: none.
+  // LoRA matrices beside projections. Rank 0: none.
   std::int64_t rank = 8;
   double alpha = 16.0;
   double dropout = 0.0;
   std::vector<Projection> targets{Projection::q, Projection::k, Projection::v, Projection::o};
+  std::vector<std::int64_t> layers;   // layers_to_transform: those with LoRA matrices; empty: all
+  std::vector<std::string> excluded;  // exclude_modules: names, or their ends, of projections without them
   bool rslora = false;
   bool dora = false;
 
@@ -36,12 +38,12 @@ struct MethodOptions {
   bool random_offset = false;
   bool equivariant = true;  // false: the ablation, with matrices of their own for the sines
 
-  // Rotary settings; what is not given stays as in the model's config.
+  // RoPE settings; what is not given stays as in the model's config.
   std::optional<RopeType> scaling;
   std::optional<double> factor;
   std::optional<double> theta;
 
-  // What trains besides.
+  // Other trainable parameters.
   bool train_embeddings = false, train_norms = false, train_head = false;
   bool untie = false;
 };

@@ -1,7 +1,7 @@
 #include "adapters/peft.h"
 
-#include <set>
-
+#include "adapters/lora/lora.h"
+#include "adapters/peft_config.h"
 #include "adapters/tape/checkpoint.h"
 #include "checkpoint/writer.h"
 #include "core/error.h"
@@ -33,7 +33,7 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
   config["base_model_name_or_path"] = base.string();
   config["task_type"] = "CAUSAL_LM";
   config["inference_mode"] = true;
-  // PEFT would load TAPE's pairs without a word about the rest, so that it must not know the type.
+  // PEFT would load TAPE's LoRA matrices and silently skip the rest, so that it must not know the type.
   if (options.method == "tape" || !has_low_rank(adapted.parameters)) {
     config["peft_type"] = options.method == "full" ? "FULL" : "TAPE";
     return config;
@@ -51,6 +51,8 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
     targets.push_back(which == Projection::head ? "lm_head" : fmt::format("{}_proj", projection_name(which)));
   }
   config["target_modules"] = targets;
+  if (!options.layers.empty()) config["layers_to_transform"] = options.layers;
+  if (!options.excluded.empty()) config["exclude_modules"] = options.excluded;
   const bool tied = stays_tied(adapted);
   if (options.train_embeddings || tied) saved.push_back("embed_tokens");
   if (options.train_head && !tied) saved.push_back("lm_head");
@@ -73,72 +75,6 @@ bool is_checkpoint(const fs::path& folder) {
   return fs::exists(folder / "config.json", status) && !fs::exists(folder / adapter_file, status);
 }
 
-// What of a PEFT configuration changes the result and is not done here must not pass in silence.
-void refuse_unknown(const Json& config, std::string_view where) {
-  const auto empty = [](const Json& value) {
-    return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
-  };
-  for (const char* key : {"rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora",
-                          "layer_replication", "trainable_token_indices", "target_parameters", "arrow_config",
-                          "alora_invocation_tokens", "monteclora_config"}) {
-    if (config.contains(key) && !empty(config[key])) {
-      fail("adapter", "{}: {} = {} is not supported; merge the adapter with PEFT and use the result.", where, key,
-           to_text(config[key]));
-    }
-  }
-  if (config.contains("bias") && !config["bias"].is_null() && config["bias"] != "none") {
-    fail("adapter", "{}: bias = {} is not supported, only \"none\".", where, to_text(config["bias"]));
-  }
-  // These starts change the frozen weights too, each time that PEFT loads them.
-  const auto start = config.find("init_lora_weights");
-  if (start != config.end() && start->is_string()) {
-    const auto name = start->get<std::string>();
-    for (const char* kind : {"pissa", "olora", "corda", "loftq", "lora_ga"}) {
-      if (name.starts_with(kind)) {
-        fail("adapter",
-             "{}: init_lora_weights = \"{}\" changes the frozen weights; save the adapter as a plain one in PEFT.",
-             where, name);
-      }
-    }
-  }
-}
-
-MethodOptions options_from_peft(const Json& config, const StoredTensors& stored, bool tied, const std::string& where) {
-  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA") {
-    fail("adapter", "{}: peft_type must be \"LORA\" where there is no tapetune.json, but is {}.", where,
-         config.is_object() && config.contains("peft_type") ? to_text(config["peft_type"]) : "missing");
-  }
-  refuse_unknown(config, where);
-  const auto text = [&](const char* key, const char* otherwise) {
-    const auto found = config.find(key);
-    return found == config.end() || found->is_null() ? std::string(otherwise) : to_text(*found);
-  };
-  // Which projections have a pair is said by the tensors: target_modules may be a list, a path or a pattern.
-  std::set<std::string> targets, also;
-  for (const auto& [name, tensor] : stored) {
-    std::string_view module = name;
-    if (!module.ends_with(".lora_A.weight")) continue;
-    module.remove_suffix(std::string_view(".lora_A.weight").size());
-    module.remove_prefix(module.rfind('.') + 1);
-    targets.insert(std::string(module));
-  }
-  const auto has = [&](std::string_view name) { return stored.contains(name_on_disk(name)); };
-  const bool tying = config.contains("ensure_weight_tying") && config["ensure_weight_tying"] == true;
-  if (has(embedding_name)) also.insert("embeddings");
-  if (has("model.norm.weight")) also.insert("norms");
-  if (has(head_name) && !(tied && tying)) also.insert("lm_head");
-  std::vector<std::string> words{"rank=" + text("r", "8"),
-                                 "alpha=" + text("lora_alpha", "8"),
-                                 "dropout=" + text("lora_dropout", "0"),
-                                 "rslora=" + text("use_rslora", "false"),
-                                 "dora=" + text("use_dora", "false"),
-                                 fmt::format("train_also={}", fmt::join(also, ","))};
-  if (!targets.empty()) words.push_back(fmt::format("targets={}", fmt::join(targets, ",")));
-  // PEFT separates a head from embeddings that it trains, unless told to keep them tied.
-  if (tied && !tying && (has(embedding_name) || has(head_name))) words.emplace_back("untie=true");
-  return parse_method("lora", words);
-}
-
 // PEFT may have saved into the folder after us, or somebody may have changed its file.
 void require_agreement(const MethodOptions& options, const fs::path& own, const fs::path& peft) {
   std::error_code status;
@@ -157,7 +93,7 @@ void require_agreement(const MethodOptions& options, const fs::path& own, const 
 
 void check_shape(const Parameter& parameter, const TensorEntry& entry, const std::string& where) {
   if (parameter.value.sizes() == at::IntArrayRef(entry.shape)) return;
-  fail("adapter", "{}: {}: the model needs {}, but the file has {}; is it an adapter of another model?", where,
+  fail("adapter", "{}: {}: the model needs {}, but the file has {}; is this an adapter for another model?", where,
        parameter.name, shape_text(parameter.value.sizes().vec()), shape_text(entry.shape));
 }
 
@@ -186,23 +122,30 @@ std::string name_from_disk(std::string_view stored) {
 
 void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base, bool replace) {
   if (adapted.parameters.empty())
-    fail("adapter", "method {} trains nothing: there is nothing to save.", adapted.options.method);
+    fail("adapter", "method {} has no trainable parameters, so there is nothing to save.", adapted.options.method);
   StagedFolder staged(folder, replace);
   write_adapter_files(adapted, staged.path(), base);
   staged.commit();
 }
 
+std::uint64_t adapter_bytes(const AdaptedModel& adapted) {
+  std::uint64_t bytes = 0;
+  for (const Parameter& parameter : adapted.parameters) {
+    const bool twice = parameter.name == embedding_name && stays_tied(adapted);
+    bytes += static_cast<std::uint64_t>(parameter.value.numel()) * sizeof(float) * (twice ? 2 : 1);
+  }
+  return bytes;
+}
+
 void write_adapter_files(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base) {
   std::map<std::string, at::Tensor> tensors;
-  std::uint64_t bytes = 0;
   for (const Parameter& parameter : adapted.parameters) {
     const at::Tensor value = parameter.value.detach().to(at::kCPU, at::kFloat).contiguous();
     tensors[name_on_disk(parameter.name)] = value;
-    bytes += value.nbytes();
     // PEFT asks for both names of a tied matrix.
     if (parameter.name == embedding_name && stays_tied(adapted)) tensors[name_on_disk(head_name)] = value;
   }
-  require_space(folder, bytes);
+  require_space(folder, adapter_bytes(adapted));
   save_safetensors(folder / adapter_file, tensors, false, {{"format", "pt"}});
   write_json(folder / "adapter_config.json", peft_config(adapted, base));
   write_json(folder / "tapetune.json", method_json(adapted.options));
@@ -210,31 +153,49 @@ void write_adapter_files(const AdaptedModel& adapted, const fs::path& folder, co
 
 MethodOptions adapter_options(const ModelConfig& config, const fs::path& folder) {
   std::error_code status;
-  if (!fs::is_directory(folder, status)) fail("adapter", "{}: there is no such folder.", folder.string());
+  if (!fs::is_directory(folder, status)) fail("adapter", "{}: no such folder.", folder.string());
   if (is_checkpoint(folder)) {
     const Checkpoint checkpoint = Checkpoint::open(folder);
     if (!holds_positions(checkpoint.stored())) {
-      fail("adapter", "{}: is a whole model without TAPE's tensors, not an adapter; give it as the model.",
+      fail("adapter", "{}: is a checkpoint without TAPE's tensors, not an adapter; give it as the model.",
            folder.string());
     }
     return position_options(checkpoint);
   }
   const fs::path file = folder / adapter_file, own = folder / "tapetune.json", peft = folder / "adapter_config.json";
   if (!fs::exists(file, status)) {
-    fail("adapter", "{}: there is no adapter_model.safetensors{}.", folder.string(),
+    fail("adapter", "{}: has no adapter_model.safetensors{}.", folder.string(),
          fs::exists(folder / "adapter_model.bin", status)
-             ? "; the older adapter_model.bin is a Python pickle, load it with PEFT and save it again"
+             ? "; adapter_model.bin is a Python pickle: load it with PEFT and save it again"
              : "");
   }
   if (fs::exists(own, status)) {
     MethodOptions options = method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string());
     require_agreement(options, own, peft);
+    // Earlier versions trained with entries that match nothing, which a new adapter may not have.
+    std::erase_if(options.excluded,
+                  [&](const std::string& module) { return !excludes_target(options, config.layers, module); });
     return options;
   }
   StoredTensors stored;
   map_safetensors(file, stored);
-  return options_from_peft(parse_json(read_text(peft), "adapter", peft.string()), stored, config.tied_embeddings,
-                           peft.string());
+  return options_from_peft(parse_json(read_text(peft), "adapter", peft.string()), stored, config, peft.string());
+}
+
+AdapterBase adapter_base(const fs::path& folder) {
+  AdapterBase base;
+  std::error_code status;
+  const fs::path file = folder / "adapter_config.json";
+  if (!fs::exists(file, status)) return base;
+  const Json config = parse_json(read_text(file), "adapter", file.string());
+  const auto found = config.is_object() ? config.find("base_model_name_or_path") : config.end();
+  if (found == config.end() || !found->is_string() || found->get_ref<const std::string&>().empty()) return base;
+  base.name = found->get<std::string>();
+  for (const fs::path& path : {fs::path(base.name), folder / base.name}) {
+    if (!base.folder.empty() || !fs::exists(path / "config.json", status)) continue;
+    base.folder = path;
+  }
+  return base;
 }
 
 AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const fs::path& folder,
@@ -263,24 +224,26 @@ StoredTensors stored_parameters(const AdaptedModel& adapted, const at::Tensor& f
     const std::string name = whole ? parameter.name : name_on_disk(parameter.name);
     auto node = stored.extract(name);
     if (node.empty()) {
-      fail("adapter", "{}: the tensor {} is missing; is the file whole, and made for this model?", file.string(), name);
+      fail("adapter", "{}: tensor {} is missing; is the file complete, and made for this model?", file.string(), name);
     }
     check_shape(parameter, node.mapped().entry, file.string());
     found.emplace(parameter.name, std::move(node.mapped()));
   }
   if (whole) return found;
-  // The frozen head that PEFT stores beside a pair, and a tied matrix under its second name, may be there; equal ones.
+  // The frozen head that PEFT stores beside its LoRA matrices, and a tied matrix under its second name, may be there;
+  // equal ones.
   const auto repeated = [&](const std::string& name, const at::Tensor& expected) {
     const auto node = stored.extract(name_on_disk(name));
     if (!node.empty() && !same_numbers(node.mapped(), expected)) {
-      fail("adapter", "{}: {} differs from the matrix that it should repeat; is it an adapter of another model?",
+      fail("adapter", "{}: {} differs from the matrix that it should repeat; is this an adapter for another model?",
            file.string(), name);
     }
   };
   if (frozen_head.defined()) repeated("lm_head.base_layer.weight", frozen_head);
   if (stays_tied(adapted)) repeated(head_name, tensor_from(found.at(embedding_name)));
   if (!stored.empty()) {
-    fail("adapter", "{}: the tensor {} has no place in this model and method.", file.string(), stored.begin()->first);
+    fail("adapter", "{}: tensor {} does not belong to this model and method; is this an adapter for another model?",
+         file.string(), stored.begin()->first);
   }
   return found;
 }

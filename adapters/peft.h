@@ -19,6 +19,9 @@ std::string name_from_disk(std::string_view stored);
 void save_adapter(const AdaptedModel& adapted, const std::filesystem::path& folder, const std::filesystem::path& base,
                   bool replace);
 
+// Of its tensors on disk.
+std::uint64_t adapter_bytes(const AdaptedModel& adapted);
+
 // The same files into a folder that is there already.
 void write_adapter_files(const AdaptedModel& adapted, const std::filesystem::path& folder,
                          const std::filesystem::path& base);
@@ -26,6 +29,13 @@ void write_adapter_files(const AdaptedModel& adapted, const std::filesystem::pat
 // What an adapter's files say about its method; config: of the model that it is for. An adapter may also be a whole
 // checkpoint that holds TAPE's tensors, here and below.
 MethodOptions adapter_options(const ModelConfig& config, const std::filesystem::path& folder);
+
+// The model that an adapter's adapter_config.json names.
+struct AdapterBase {
+  std::string name;              // base_model_name_or_path; empty: it names none
+  std::filesystem::path folder;  // that folder, from the current one or the adapter's; empty: it is not here
+};
+AdapterBase adapter_base(const std::filesystem::path& folder);
 
 // The parameters as they are stored, under their own names. Fails, naming the tensor, as load_adapter does. The model's
 // weights may be without numbers (on the meta device); frozen_head is the head before training.

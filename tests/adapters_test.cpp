@@ -9,6 +9,8 @@
 #include "model/loss.h"
 #include "support.h"
 
+namespace adapters_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -24,6 +26,9 @@ const std::vector<Case>& cases() {
       {"lora", "lora", {"rank=3"}},
       {"lora everywhere", "lora", {"rank=2", "targets=q,k,v,o,gate,up,down,lm_head"}},
       {"rslora", "lora", {"rank=4", "rslora=true"}},
+      {"lora in some layers",
+       "lora",
+       {"rank=2", "layers_to_transform=1", "exclude_modules=k_proj,layers.1.self_attn.v_proj"}},
       {"dora", "lora", {"rank=2", "dora=true", "targets=q,o,up,down"}},
       {"lora and more", "lora", {"rank=2", "train_also=embeddings,norms,lm_head"}},
       {"longlora", "longlora", {"rank=2", "train_also=embeddings,norms"}},
@@ -444,3 +449,5 @@ TEST_CASE("names on disk go there and back") {
   CHECK(name_from_disk("base_model.model.model.norm.weight") == "model.norm.weight");
   CHECK(name_from_disk("model.norm.weight") == "model.norm.weight");
 }
+
+}  // namespace adapters_test

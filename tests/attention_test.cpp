@@ -4,6 +4,8 @@
 
 #include "catch.h"
 
+namespace attention_test {
+
 using namespace tapetune;
 using namespace tapetune::kernels;
 
@@ -253,3 +255,5 @@ TEST_CASE("attention refuses shapes and cuts that do not fit") {
   CHECK_THROWS_WITH(with(k.narrow(1, 0, 3), {}), Contains("do not go with keys"));
   CHECK_THROWS_WITH(with(k.to(at::kDouble), {}), Contains("f32 on the CPU"));
 }
+
+}  // namespace attention_test

@@ -5,6 +5,8 @@
 #include "core/json.h"
 #include "support.h"
 
+namespace bad_adapter_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -21,7 +23,7 @@ void refused(const TinyModel& model, const std::vector<std::string>& words, cons
   CHECK(result.out.empty());
   CHECK_THAT(result.err, Contains(part));
   CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
-  CHECK(result.err.front() == '[');
+  CHECK(result.err.rfind("error: [", 0) == 0);
   CHECK_FALSE(fs::exists(model.out()));
 }
 
@@ -57,7 +59,7 @@ TEST_CASE("bad method: an unknown one suggests the nearest") {
 
 TEST_CASE("bad method: settings that it does not have, or values that they cannot take") {
   const TinyModel model;
-  refused(model, {"--method", "lora", "rank=0"}, "rank must be a whole number from 1 on, but is 0");
+  refused(model, {"--method", "lora", "rank=0"}, "rank must be an integer >= 1, but is 0");
   refused(model, {"--method", "lora", "rank=-3"}, R"(but is "-3")");
   refused(model, {"--method", "lora", "rank=8x"}, R"(but is "8x")");
   refused(model, {"--method", "lora", "alpha=0"}, "alpha must be a number above 0");
@@ -79,7 +81,16 @@ TEST_CASE("bad method: settings that it does not have, or values that they canno
 TEST_CASE("bad method: settings that contradict each other") {
   const TinyModel model;
   refused(model, {"--method", "tape", "alpha=32"}, "add rank=8");
-  refused(model, {"--method", "lora", "targets=q,lm_head", "train_also=lm_head"}, "take lm_head out of one of them");
+  refused(model, {"--method", "lora", "targets=q,lm_head", "train_also=lm_head"},
+          "take lm_head out of train_also or targets");
+  refused(model, {"--method", "lora", "layers_to_transform=x"}, "layers_to_transform must be a list of layer numbers");
+  refused(model, {"--method", "lora", "layers_to_transform=0,2"},
+          "layers_to_transform has layer 2, but the model has 2 (0 to 1)");
+  refused(model, {"--method", "lora", "exclude_modules=layers.99.self_attn.q_proj"},
+          R"(exclude_modules has "layers.99.self_attn.q_proj", which is not among the targets in layers 0 to 1)");
+  refused(model, {"--method", "lora", "targets=q,v", "exclude_modules=v_proj,k_proj"},
+          R"(exclude_modules has "k_proj")");
+  refused(model, {"--method", "lora", "targets=q", "exclude_modules=q_proj"}, "leave no projection with LoRA matrices");
   refused(model, {"--method", "lora", "factor=1e9"}, "factor must be a number from 1 to 1e6");
   refused(model, {"--method", "lora", "theta=1"}, "theta must be a number above 1");
   const RunResult own = run({"adapter", model.path(), "--method", "lora", "--out", model.path(), "--force"});
@@ -104,7 +115,7 @@ TEST_CASE("bad method: groups that do not divide the sequence, heads that cannot
   gradients({"longlora"}, "1,2,3,4,5,6,7,8,9,10", "a group of 2.5 tokens does not fit a sequence of 10");
   gradients({"longlora", "group=6"}, "1,2,3,4,5,6,7,8,9,10", "a group of 6 tokens does not fit a sequence of 10");
   gradients({"longlora", "group=5"}, "1,2,3,4,5,6,7,8,9,10", "it must be even and divide the sequence");
-  gradients({"none"}, "1,2,3", "method none trains nothing");
+  gradients({"none"}, "1,2,3", "method none has no trainable parameters");
 
   ModelConfig config = random_config(false);
   config.heads = config.kv_heads = 3;
@@ -124,19 +135,54 @@ TEST_CASE("bad adapter: a missing tensor or one too many is an error") {
   const TinyModel model;
   std::string folder = adapter(model, {"tape"});
   change(folder, [](auto& tensors) { tensors.erase("base_model.model.model.layers.1.pe.up_proj.weight"); });
-  refused(model, {"--adapter", folder}, "the tensor base_model.model.model.layers.1.pe.up_proj.weight is missing");
+  refused(model, {"--adapter", folder}, "tensor base_model.model.model.layers.1.pe.up_proj.weight is missing");
   folder = adapter(model, {"lora"});
   change(folder,
          [](auto& tensors) { tensors["base_model.model.model.layers.9.pe.up_proj.weight"] = at::zeros({2, 2}); });
-  refused(model, {"--adapter", folder}, "layers.9.pe.up_proj.weight has no place in this model and method");
+  refused(model, {"--adapter", folder}, "layers.9.pe.up_proj.weight does not belong to this model and method");
+}
+
+TEST_CASE("bad adapter: layers without LoRA matrices need a setting that says so") {
+  const TinyModel model;
+  const std::string folder = adapter(model, {"lora", "layers_to_transform=1"});
+  const fs::path config = fs::path(folder) / "adapter_config.json";
+  Json json = from_text(read_file(config));
+  CHECK(json["layers_to_transform"] == Json::array({1}));
+  fs::remove(fs::path(folder) / "tapetune.json");  // as PEFT writes it
+  const std::vector<std::string> words{"logits", model.path(), "--adapter", folder, "--tokens", "3", "--out"};
+  std::vector<std::string> fine = words;
+  fine.push_back((model.folder / "fine").string());
+  CHECK(run(fine).exit == 0);
+  json["layers_to_transform"] = nullptr;
+  write_file(config, to_text(json));
+  refused(model, {"--adapter", folder}, "layers.0.self_attn.q_proj.lora_A.weight is missing");
+  json["layers_to_transform"] = Json::array({0, 1});
+  write_file(config, to_text(json));
+  refused(model, {"--adapter", folder}, "layers.0.self_attn.q_proj.lora_A.weight is missing");
+}
+
+TEST_CASE("an adapter whose exclude_modules matches nothing still loads") {
+  const TinyModel model;
+  const std::string folder = adapter(model, {"lora"});
+  const fs::path own = fs::path(folder) / "tapetune.json", peft = fs::path(folder) / "adapter_config.json";
+  const auto loads = [&] { return run({"inspect", model.path(), "--adapter", folder}).exit == 0; };
+  Json json = from_text(read_file(own));
+  json["exclude_modules"] = "layers.99.self_attn.q_proj";
+  write_file(own, to_text(json));
+  CHECK(loads());
+  fs::remove(own);  // as PEFT writes it
+  json = from_text(read_file(peft));
+  json["exclude_modules"] = Json::array({"layers.99.self_attn.q_proj"});
+  write_file(peft, to_text(json));
+  CHECK(loads());
 }
 
 TEST_CASE("bad adapter: folders that are none") {
   const TinyModel model;
-  refused(model, {"--adapter", (model.folder / "nowhere").string()}, "there is no such folder");
-  refused(model, {"--adapter", model.path()}, "is a whole model without TAPE's tensors, not an adapter");
+  refused(model, {"--adapter", (model.folder / "nowhere").string()}, "no such folder");
+  refused(model, {"--adapter", model.path()}, "is a checkpoint without TAPE's tensors, not an adapter");
   fs::create_directory(model.folder / "empty");
-  refused(model, {"--adapter", (model.folder / "empty").string()}, "there is no adapter_model.safetensors");
+  refused(model, {"--adapter", (model.folder / "empty").string()}, "has no adapter_model.safetensors");
   const std::string folder = adapter(model, {"lora"});
   const fs::path config = fs::path(folder) / "adapter_config.json";
   Json json = from_text(read_file(config));
@@ -146,7 +192,8 @@ TEST_CASE("bad adapter: folders that are none") {
   fs::remove(fs::path(folder) / "tapetune.json");
   json["init_lora_weights"] = "pissa_niter_4";
   write_file(config, to_text(json));
-  refused(model, {"--adapter", folder}, "init_lora_weights = \"pissa_niter_4\" changes the frozen weights");
+  refused(model, {"--adapter", folder},
+          "init_lora_weights = \"pissa_niter_4\" is not supported; load it with PEFT, save model.merge_and_unload()");
   json["init_lora_weights"] = true;
   json["rank_pattern"] = {{"q_proj", 4}};
   write_file(config, to_text(json));
@@ -154,11 +201,13 @@ TEST_CASE("bad adapter: folders that are none") {
   json["rank_pattern"] = Json::object();
   json["peft_type"] = "IA3";
   write_file(config, to_text(json));
-  refused(model, {"--adapter", folder}, "peft_type must be \"LORA\"");
+  refused(model, {"--adapter", folder}, "peft_type IA3 is not supported, only LORA; load it with PEFT");
   write_file(config, "{");
   refused(model, {"--adapter", folder}, "adapter_config.json");
   fs::rename(fs::path(folder) / "adapter_model.safetensors", fs::path(folder) / "adapter_model.bin");
-  refused(model, {"--adapter", folder}, "a Python pickle, load it with PEFT and save it again");
+  refused(model, {"--adapter", folder}, "a Python pickle: load it with PEFT and save it again");
   CHECK(run({"adapter", model.path(), "--method", "none", "--out", model.out()}).exit == 1);
   CHECK_FALSE(fs::exists(model.out()));
 }
+
+}  // namespace bad_adapter_test

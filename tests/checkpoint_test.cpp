@@ -4,6 +4,8 @@
 #include "hf/safetensors.h"
 #include "support.h"
 
+namespace checkpoint_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -59,3 +61,5 @@ TEST_CASE("unaligned data is copied, and every dtype is read as it was written")
   CHECK(odd.item<float>() == value);
   CHECK(reinterpret_cast<std::uintptr_t>(odd.const_data_ptr()) % 4 == 0);
 }
+
+}  // namespace checkpoint_test

@@ -6,6 +6,8 @@
 #include "catch.h"
 #include "support.h"
 
+namespace choice_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -187,6 +189,16 @@ TEST_CASE("choice: likelihoods are those of a forward of each choice, and what i
   }
 }
 
+TEST_CASE("choice: a log-likelihood that is NaN or Inf stops the run") {
+  const Questions files;
+  const Opened opened;
+  LlamaWeights broken = random_weights(long_config(2048), at::kDouble);
+  broken.norm = broken.norm * INFINITY;
+  const Llama model(long_config(2048), broken, at::kDouble);
+  ChoiceRun run(model, opened.tokenizer, files.arc("arc.json"));
+  CHECK_THAT(error_of([&] { finish(run); }), Contains("a log-likelihood is NaN or Inf"));
+}
+
 TEST_CASE("choice: what is longer than the context loses its beginning, as in lm-evaluation-harness") {
   const Questions files;
   const Opened opened(40);
@@ -264,7 +276,7 @@ TEST_CASE("choice: answers that are kept at any moment and taken up again end bi
     ChoiceRun other(opened.model, opened.tokenizer, task);
     return error_of([&] { other.restore(state); });
   };
-  CHECK_THAT(refusal(files.mmlu(1), run.state()), Contains("shots was 2, and is 1"));
+  CHECK_THAT(refusal(files.mmlu(1), run.state()), Contains("shots was 2, now 1"));
   CHECK_THAT(refusal(files.arc("arc.json"), run.state()), Contains("task was"));
   Json state = run.state();
   state["fingerprint"] = 1.0;
@@ -288,8 +300,8 @@ TEST_CASE("eval choice prints shares with their errors, by subject and group") {
   INFO(table.out << table.err);
   CHECK(table.exit == 0);
   CHECK_THAT(table.out, Contains("2 shots") && Contains("abstract_algebra") && Contains("STEM") && Contains("other") &&
-                            Contains("mmlu") && Contains("±") && Contains("2 questions lost their beginning"));
-  CHECK_THAT(table.err, Contains("beyond the model's context of 48"));
+                            Contains("mmlu") && Contains("±") && Contains("2 questions truncated on the left"));
+  CHECK_THAT(table.err, Contains("longer than the model's context of 48"));
   const std::vector<std::string> words{"--task",
                                        "arc",
                                        "--data",
@@ -342,7 +354,7 @@ TEST_CASE("eval choice: bad input is one line that says what to do") {
   refused({"mmlu", "--data", path("mmlu"), "--split", "val"}, "val/SUBJECT_val.csv");
   refused({"mmlu", "--data", path("mmlu")}, "has 2 questions, too few for 5");
   refused({"mmlu", "--data", path("mmlu"), "--subjects", "virologie"}, "did you mean virology?");
-  refused({"mmlu", "--data", path("mmlu"), "--shots-from", path("arc.json")}, "leave --shots-from away");
+  refused({"mmlu", "--data", path("mmlu"), "--shots-from", path("arc.json")}, "drop --shots-from");
   broken("a question,one,two,three,A\n", "line 1 has 5 columns, but must have 6");
   broken("a question,one,two,three,four,A\nanother,one,two,three,four,E\n", "line 2 has the answer \"E\"");
   broken("a question,one,two,three,four,\n", "has the answer \"\"");
@@ -351,19 +363,19 @@ TEST_CASE("eval choice: bad input is one line that says what to do") {
   broken("\"a question,one,two,three,four,A\n", "never closed");
   fs::remove(files.folder / "mmlu/test/virology_test.csv");
   write_file(files.folder / "mmlu/test/alchemy_test.csv", mmlu_dev);
-  refused({"mmlu", "--data", path("mmlu"), "--shots", "2"}, "none of MMLU's 57 subjects");
+  refused({"mmlu", "--data", path("mmlu"), "--shots", "2"}, "not one of MMLU's 57 subjects");
   fs::remove(files.folder / "mmlu/test/alchemy_test.csv");
   fs::remove(files.folder / "mmlu/dev/abstract_algebra_dev.csv");
   refused({"mmlu", "--data", path("mmlu"), "--shots", "2"}, "abstract_algebra_dev.csv");
   refused({"arc", "--data", path("absent.json")}, "absent.json");
   refused({"arc", "--data", path("arc.json"), "--shots", "2"}, "give --shots-from");
-  refused({"arc", "--data", path("arc.json"), "--subjects", "x"}, "leave --subjects away");
+  refused({"arc", "--data", path("arc.json"), "--subjects", "x"}, "drop --subjects");
   for (const auto& [text, reason] : std::vector<std::pair<std::string, std::string>>{
            {"", "has no question"},
            {"[]", "has no question"},
            {"{\"question\": ", "line 1"},
-           {"{}", "line 1: is no question of ARC"},
-           {"\n[1]", "line 2: is no question of ARC"},
+           {"{}", "line 1: is not an ARC question"},
+           {"\n[1]", "line 2: is not an ARC question"},
            {R"({"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}})", "answerKey"},
            {R"({"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "C"})",
             "none of the labels A, B"},
@@ -375,3 +387,5 @@ TEST_CASE("eval choice: bad input is one line that says what to do") {
   CHECK(run({"eval", "choice", model.path(), "--task", "arc"}).exit == 2);
   CHECK(run({"eval", "choice", model.path(), "--data", path("arc.json")}).exit == 2);
 }
+
+}  // namespace choice_test

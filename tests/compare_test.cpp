@@ -4,7 +4,11 @@
 
 #include <csignal>
 #include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
 #include <random>
+#include <sstream>
 #include <thread>
 
 #include "catch.h"
@@ -15,7 +19,10 @@
 #include "report/comparison.h"
 #include "report/eval_file.h"
 #include "report/page.h"
+#include "report/positions.h"
 #include "support.h"
+
+namespace compare_test {
 
 using namespace tapetune;
 using namespace tapetune::test;
@@ -26,14 +33,7 @@ namespace {
 // A tiny model, a token file, and recipes of two methods over them.
 struct Setup {
   Setup() {
-    TokenFileInfo info;
-    info.vocabulary_hash = read_vocabulary(model.folder / "m").hash;
-    info.vocabulary_size = 61;
-    TokenFileWriter writer(path("data.tokens"), false, info);
-    std::mt19937 random(4);
-    for (int i = 0; i < 4000; ++i) writer.append(random() % 58 + 3);
-    writer.end_document();
-    writer.commit();
+    tiny_tokens(model, path("data.tokens"), 4000);
     recipe("lora", "{method: lora, rank: 2}");
     recipe("tape", "{method: tape}");
   }
@@ -81,7 +81,7 @@ std::string refused_plan(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("compare trains, measures and reports; a second call measures nothing again") {
+TEST_CASE("compare trains, measures and reports, a second call measures nothing again") {
   const Setup setup;
   const RunResult first = run(setup.words("out"));
   INFO(first.err);
@@ -104,8 +104,166 @@ TEST_CASE("compare trains, measures and reports; a second call measures nothing 
   const RunResult second = run(setup.words("out"));
   CHECK(second.exit == 0);
   CHECK(second.out == first.out);
-  CHECK_THAT(second.err, Contains("lora is trained") && !Contains("training") && !Contains("perplexity at"));
+  CHECK_THAT(second.err, Contains("lora is already trained") && !Contains("training") && !Contains("perplexity at"));
   CHECK(setup.results("out") == results);
+}
+
+TEST_CASE("results.json: differing settings have their own types, and only cost depends on when and where it ran") {
+  const Setup setup;
+  setup.recipe("tape", "{method: tape, rank: 4, targets: [q, v]}", "dtype: f32\nuntie: true\ntrain_also: [norms]\n");
+  setup.recipe("lora", "{method: lora, rank: 2}", "");
+  std::string text = read_file(setup.path("tape.yaml"));
+  text.replace(text.find("dtype: f32\nsave"), 11, "");  // which is given above
+  text.replace(text.find("1.0e-3"), 6, "2.5e-3");
+  write_file(setup.path("tape.yaml"), text);
+  const RunResult result = run(setup.words("out"));
+  INFO(result.err);
+  REQUIRE(result.exit == 0);
+  const Json json = from_text(read_file(setup.path("out/results.json")));
+  const Json& differences = json["differences"];
+  CHECK(differences["adapter.method"] == from_text(R"(["lora", "tape"])"));
+  CHECK(differences["adapter.rank"] == from_text("[2, 4]"));
+  CHECK(differences["adapter.targets"] == from_text(R"([["q", "k", "v", "o"], ["q", "v"]])"));
+  CHECK(differences["adapter.width"] == from_text("[null, 4]"));
+  CHECK(differences["optimizer.lr"] == from_text("[0.001, 0.0025]"));
+  CHECK(differences["train_also"] == from_text(R"([[], ["norms"]])"));
+  CHECK(differences["untie"] == from_text("[false, true]"));
+  const Json& cost = json["cost"];
+  const Json& made_on = cost["report_made_on"];
+  CHECK(made_on["threads"] == 1);
+  CHECK(made_on["ranks"] == 1);
+  CHECK(made_on["date"].get<std::string>().size() == std::string_view("2026-01-31T12:00:00Z").size());
+  CHECK_THAT(made_on["machine"].get<std::string>(), Contains(" GB"));
+  CHECK(cost["runs"]["tape"]["trained_parameters"].get<std::int64_t>() > 0);
+  const std::string page = read_file(setup.path("out/report.html"));
+  CHECK_THAT(page, Contains(made_on["date"].get<std::string>().substr(0, 10)) && Contains(", 1 thread") &&
+                       Contains("a window of the given context starts every half context"));
+}
+
+TEST_CASE("the report names the machines on which the runs trained, and apart from them its own") {
+  const Setup setup;
+  REQUIRE(run(setup.words("out")).exit == 0);
+  write_file(setup.path("runs/tape/machines.json"),
+             R"([{"first_step": 0, "machine": "Big, 64 cores", "threads": 8, "ranks": 4},
+                 {"first_step": 3, "machine": "Small", "threads": 1, "ranks": 1}])");
+  fs::remove(setup.path("runs/lora/machines.json"));  // as an earlier version left it
+  REQUIRE(run(setup.words("out")).exit == 0);
+  const Json runs = from_text(read_file(setup.path("out/results.json")))["cost"]["runs"];
+  CHECK(runs["tape"]["machines"] == from_text(R"(["Big, 64 cores, 8 threads on each of 4 ranks", "Small, 1 thread"])"));
+  CHECK(runs["lora"]["machines"].empty());
+  const std::string page = read_file(setup.path("out/report.html"));
+  CHECK_THAT(page, Contains("Trained on: lora: not recorded; tape: Big, 64 cores, 8 threads on each of 4 ranks, then "
+                            "Small, 1 thread.") &&
+                       Contains("<td>report made on</td>"));
+}
+
+TEST_CASE("compare marks what is beyond the context of dynamic scaling as eval does") {
+  const Setup setup;
+  setup.recipe("tape", "{method: tape}", "positions: {scaling: dynamic, factor: 1.5}\n");
+  setup.recipe("lora", "{method: lora, rank: 2}", "positions: {scaling: dynamic, factor: 1.5}\n");
+  write_file(setup.path("eval.yaml"), "contexts: [96]\n");
+  REQUIRE(run(setup.words("out", {"context=96", "--eval", setup.path("eval.yaml")})).exit == 0);
+  const RunResult eval = run({"eval", "perplexity", setup.path("runs/lora"), "--data", setup.path("data.tokens"),
+                              "--split", "held-out", "--context", "96", "--json"});
+  CHECK(from_text(eval.out)["results"][0]["beyond_context"] == true);
+  CHECK(setup.results("out")["entries"][1]["perplexity"][0][0]["beyond_context"] == true);
+}
+
+TEST_CASE("compare trains on text, which is packed once, and evaluates on what is held out of it") {
+  const Setup setup;
+  std::mt19937 random(1);
+  std::string text;
+  for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + random() % 26);
+  write_file(setup.path("book.txt"), text);
+  const std::string data = "data=" + setup.path("book.txt");
+  check_refused(setup, {data, "held_out=0"}, "all of it is used for training");
+  const RunResult first = run(setup.words("out", {data}));
+  INFO(first.err);
+  REQUIRE(first.exit == 0);
+  const std::size_t packed = first.err.find("note: packed ");
+  REQUIRE(packed != std::string::npos);
+  CHECK(first.err.find("note: packed ", packed + 1) == std::string::npos);
+  const Json results = setup.results("out");
+  CHECK(results["texts"][0]["name"] == "book, held out");
+  CHECK(results["texts"][0]["held_out"] == true);
+  CHECK(results["texts"][0]["path"] == setup.path("book.txt"));
+  // Both runs have all they need to be resumed alone.
+  const std::string tokens = setup.path("runs/lora/data/book.txt.tokens");
+  CHECK(read_file(tokens) == read_file(setup.path("runs/tape/data/book.txt.tokens")));
+  CHECK(run({"train", setup.path("runs/tape"), "steps=7"}).exit == 0);
+
+  fs::remove_all(setup.path("runs/tape"));
+  const RunResult second = run(setup.words("out", {data}));
+  INFO(second.err);
+  CHECK(second.exit == 0);
+  CHECK_THAT(second.err, Contains("lora is already trained") && !Contains("note: packed "));
+  CHECK(setup.results("out") == results);
+  // The packed file is the training text too.
+  write_file(setup.path("eval.yaml"), fmt::format("data: [{}]\n", tokens));
+  REQUIRE(run(setup.words("by-tokens", {data, "--eval", setup.path("eval.yaml")})).exit == 0);
+  CHECK(setup.results("by-tokens")["texts"][0]["first_token"] == results["texts"][0]["first_token"]);
+  CHECK(setup.results("by-tokens")["texts"][0]["held_out"] == true);
+}
+
+TEST_CASE("compare says beside its headline that positions differ, with the command that makes them equal") {
+  const Setup setup;
+  setup.recipe("tape", "{method: tape}", "positions: {scaling: yarn, factor: 2}\n");
+  const RunResult mixed = run(setup.words("out"));
+  INFO(mixed.err);
+  REQUIRE(mixed.exit == 0);
+  const std::string differ = "lora: the base model's; tape: yarn scaling, factor 2";
+  CHECK_THAT(mixed.out, Contains(differ));
+  CHECK_THAT(read_file(setup.path("out/table.md")), Contains(differ));
+  CHECK(setup.results("out")["positions_differ"] == true);
+  const std::string page = read_file(setup.path("out/report.html"));
+  const std::size_t headline = page.find("has the lowest perplexity"), caution = page.find(differ);
+  REQUIRE(caution != std::string::npos);
+  CHECK(headline < caution);
+  CHECK(caution < page.find("<h2>"));
+
+  const std::string open = "```sh\ntapetune ";
+  const std::size_t at = mixed.out.find(open);
+  REQUIRE(at != std::string::npos);
+  const std::size_t begin = at + open.size();
+  std::istringstream command(mixed.out.substr(begin, mixed.out.find("```", begin) - begin));
+  std::vector<std::string> words{std::istream_iterator<std::string>(command), {}};
+  std::erase(words, "\\");  // ends of lines
+  const RunResult equal = run(words);
+  INFO(equal.err);
+  REQUIRE(equal.exit == 0);
+  CHECK_THAT(equal.out, !Contains("scale positions differently") && !Contains("tapetune compare"));
+  CHECK(setup.results("out-equal-positions")["positions_differ"] == false);
+}
+
+TEST_CASE("equal positions: the best recipe's scaling for all but theta-scaling, and words are quoted") {
+  CompareOptions options;
+  options.out = "it's/out";
+  options.recipe_words = {"a.yaml", "b.yaml", "c.yaml"};
+  options.settings = {"data=[x, y]"};
+  options.eval_file = "e.yaml";
+  const std::string common = "model: m\ndata: d.tokens\nrun: r\ncontext: 32\nsteps: 1\n";
+  const auto named = [&](const std::string& name, const std::string& more) {
+    return NamedRecipe{name, parse_recipe(common + more, name)};
+  };
+  const NamedRecipe lora = named("lora", "adapter: lora\npositions: {scaling: linear, factor: 2}\n"),
+                    theta = named("theta", "adapter: theta-scaling\npositions: {scaling: linear, factor: 2}\n"),
+                    tape = named("tape", "adapter: tape\npositions: {scaling: yarn, factor: 2.5}\n");
+  // Other positions are what theta-scaling is, however it is scaled.
+  const NamedRecipe own = named("own", "adapter: theta-scaling\npositions: {theta: 1.0e+6}\n");
+  CHECK(position_groups({lora, theta}).size() == 1);
+  CHECK(position_groups({lora, own}).size() == 1);
+  CHECK(position_groups({lora, theta, tape}).size() == 2);
+  CHECK(equal_positions_command({lora, theta, tape}, tape, options) ==
+        "tapetune compare a.yaml c.yaml \\\n  'data=[x, y]' positions.scaling=yarn positions.factor=2.5 \\\n  "
+        "--runs "
+        "'it'\\''s/out-equal-positions/runs' --out 'it'\\''s/out-equal-positions' --eval e.yaml");
+  const NamedRecipe plain = named("plain", "adapter: lora\n"),
+                    far = named("far", "adapter: lora\npositions: {scaling: none, theta: 5.0e+5}\n");
+  CHECK_THAT(equal_positions_command({lora, theta, plain}, plain, options),
+             Contains(" positions.scaling=null positions.factor=null \\\n"));
+  CHECK_THAT(equal_positions_command({lora, theta, far}, far, options),
+             Contains("compare a.yaml c.yaml ") &&
+                 Contains(" positions.scaling=none positions.factor=null positions.theta=500000 \\\n"));
 }
 
 TEST_CASE("compare gives what eval perplexity gives") {
@@ -130,27 +288,33 @@ TEST_CASE("compare gives what eval perplexity gives") {
 TEST_CASE("a comparison that is killed again and again ends as one that nobody disturbed") {
   const Setup setup;
   REQUIRE(run(setup.words("whole", {"--runs", setup.path("whole-runs")})).exit == 0);
-  int killed = 0;
-  for (int after = 150; after < 1200; after += 150) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      std::vector<std::string> words = setup.words("out");
-      words.insert(words.begin(), tapetune_binary);
-      std::vector<char*> arguments;
-      for (std::string& word : words) arguments.push_back(word.data());
-      arguments.push_back(nullptr);
-      std::freopen("/dev/null", "w", stderr);
-      std::freopen("/dev/null", "w", stdout);
-      ::execv(tapetune_binary, arguments.data());
-      ::_exit(127);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(after));
-    ::kill(child, SIGKILL);
+  // Killed when each of these is there; a process that ended before it was hit starts again.
+  const auto evaluations = [&](std::ptrdiff_t count) {
+    std::error_code absent;
+    const fs::directory_iterator files(setup.path("out/evaluations"), absent);
+    return !absent && std::distance(begin(files), end(files)) >= count;
+  };
+  const auto there = [&](const char* file) { return fs::exists(setup.path(file)); };
+  const std::vector<std::function<bool()>> moments{
+      [&] { return there("runs/lora/recipe.yaml"); }, [&] { return there("runs/lora/checkpoints/step-00000004"); },
+      [&] { return there("runs/tape/metrics.jsonl"); }, [&] { return evaluations(1); }, [&] { return evaluations(2); }};
+  std::size_t killed = 0;
+  for (int attempt = 0; killed < moments.size() && attempt < 100; ++attempt) {
+    const pid_t child = start(setup.words("out"), [] {
+      redirect("/dev/null", stderr);
+      redirect("/dev/null", stdout);
+    });
     int status = 0;
+    while (!moments[killed]() && ::waitpid(child, &status, WNOHANG) == 0) std::this_thread::yield();
+    ::kill(child, SIGKILL);
     ::waitpid(child, &status, 0);
     killed += WIFSIGNALED(status) ? 1 : 0;
+    if (!WIFSIGNALED(status)) {
+      fs::remove_all(setup.path("out"));
+      fs::remove_all(setup.path("runs"));
+    }
   }
-  CHECK(killed > 0);  // or nothing is shown
+  REQUIRE(killed == moments.size());
   const RunResult last = run(setup.words("out"));
   INFO(last.err);
   REQUIRE(last.exit == 0);
@@ -171,7 +335,7 @@ TEST_CASE("a model that changed is measured anew") {
   CHECK(before["entries"][1]["perplexity"] != after["entries"][1]["perplexity"]);
   const RunResult shorter = run(setup.words("out", {"steps=2"}));
   CHECK(shorter.exit == 1);
-  CHECK_THAT(shorter.err, Contains("has 6 steps, but the recipe 2"));
+  CHECK_THAT(shorter.err, Contains("was trained for 6 steps, but the recipe asks for 2"));
 }
 
 TEST_CASE("compare refuses, before anything is trained, what cannot be compared") {
@@ -201,22 +365,24 @@ TEST_CASE("compare refuses, before anything is trained, what cannot be compared"
     setup.recipe("tape", "{method: tape}", "seed: 5\n");
     check_refused(setup, {}, "lora and tape differ in seed (0 and 5)");
   }
-  SECTION("one run folder for both") { check_refused(setup, {"run=" + setup.path("runs/all")}, "have one run folder"); }
+  SECTION("one run folder for both") {
+    check_refused(setup, {"run=" + setup.path("runs/all")}, "have the same run folder");
+  }
   SECTION("a recipe twice") {
     const RunResult twice = run({"compare", setup.path("lora.yaml"), setup.path("lora.yaml"), setup.path("lora.yaml"),
                                  "--out", setup.path("out")});
     CHECK(twice.exit == 1);
-    CHECK_THAT(twice.err, Contains("is given twice"));
+    CHECK_THAT(twice.err, Contains("given twice"));
   }
   SECTION("no data") { check_refused(setup, {"data=" + setup.path("nothing.tokens")}, "nothing.tokens"); }
-  SECTION("nothing held out") { check_refused(setup, {"held_out=0"}, "all of it is trained on"); }
+  SECTION("nothing held out") { check_refused(setup, {"held_out=0"}, "all of it is used for training"); }
   SECTION("a context longer than the text") {
     write_file(setup.path("eval.yaml"), "contexts: [16, 4096]\n");
     check_refused(setup, {"--eval", setup.path("eval.yaml")}, "too few for one window of context 4096");
   }
   SECTION("a stride above a context") {
     write_file(setup.path("eval.yaml"), "contexts: [16]\nstride: 17\n");
-    check_refused(setup, {"--eval", setup.path("eval.yaml")}, "the stride of 17 is above the context of 16");
+    check_refused(setup, {"--eval", setup.path("eval.yaml")}, "the stride of 17 is larger than the context of 16");
   }
   SECTION("a text to measure on that is not there") {
     write_file(setup.path("eval.yaml"), "data: nothing.tokens\n");
@@ -226,7 +392,7 @@ TEST_CASE("compare refuses, before anything is trained, what cannot be compared"
   SECTION("no recipe") {
     const RunResult none = run({"compare", "steps=2", "--out", setup.path("out")});
     CHECK(none.exit == 1);
-    CHECK_THAT(none.err, Contains("there is no recipe to compare"));
+    CHECK_THAT(none.err, Contains("no recipe given"));
   }
 }
 
@@ -249,12 +415,12 @@ TEST_CASE("what to measure: every key, and what is wrong with its line") {
   CHECK_THAT(refused_plan("limit: 3\ncontext: [16]\n"),
              Contains("eval.yaml:2: unknown key \"context\"") && Contains("did you mean contexts?"));
   CHECK_THAT(refused_plan("contexts: [16, 16]\n"), Contains("eval.yaml:1: contexts has 16 twice"));
-  CHECK_THAT(refused_plan("contexts: [16, many]\n"), Contains("a whole number from 2 on, but is \"many\""));
-  CHECK_THAT(refused_plan("contexts: []\n"), Contains("one value or a list"));
+  CHECK_THAT(refused_plan("contexts: [16, many]\n"), Contains("a whole number, at least 2, but is \"many\""));
+  CHECK_THAT(refused_plan("contexts: []\n"), Contains("a value or a list"));
   CHECK_THAT(refused_plan("protocol: slidng\n"),
              Contains("eval.yaml:1: there is no protocol \"slidng\"") && Contains("did you mean sliding?"));
-  CHECK_THAT(refused_plan("stride: 0\n"), Contains("from 1 on"));
-  CHECK_THAT(refused_plan("limit: -3\n"), Contains("from 1 on"));
+  CHECK_THAT(refused_plan("stride: 0\n"), Contains("at least 1"));
+  CHECK_THAT(refused_plan("limit: -3\n"), Contains("at least 1"));
   CHECK_THAT(refused_plan("limit: 3\nlimit: 4\n"), Contains("twice"));
   CHECK_THAT(refused_plan("passkey: 3\n"), Contains("passkey must be a map"));
   CHECK_THAT(refused_plan("passkey: {depth: 3}\n"), Contains("did you mean depths?"));
@@ -315,12 +481,50 @@ TEST_CASE("the page has a heat map of retrieval where it was measured, and says 
   comparison.entries[1].passkey = {{16, 0, 4, 4, 1.0}, {16, 1, 4, 1, 0.25}, {64, 0, 4, 0, 0.0}};
   const std::string page = report_page(comparison);
   CHECK_THAT(page, Contains("<h1>tiny to 64 tokens: 1 recipe compared</h1>"));
-  CHECK_THAT(page, Contains("<b>&lt;lora&gt;</b> has the lowest perplexity of what was trained, 4.500; the base model, "
-                            "made for 16, has 400.0."));
+  CHECK_THAT(page,
+             Contains("<b>&lt;lora&gt;</b> has the lowest perplexity of the trained models, 4.500; the base model "
+                      "(context 16) has 400.0."));
   CHECK_THAT(page, Contains("<td><b>4.000</b>") && Contains("<td>400.0*</td>"));
-  CHECK_THAT(page, Contains("Passkey retrieval") && Contains("depth 100%, context (tokens) 16: 25%"));
+  CHECK_THAT(page, Contains("4 trials per cell"));
+  CHECK_THAT(page, Contains("Passkey retrieval") && Contains("depth (%) 100, context (tokens) 16: 25%"));
   CHECK(chart_files(comparison).size() == 6);
   CHECK_THAT(markdown(comparison), Contains("| base model | **4.000** | 400.0\\* |"));
+}
+
+TEST_CASE("chart files: columns are named for what they hold, each once") {
+  Comparison comparison;
+  comparison.base_config.context = 16;
+  comparison.trained_context = 64;
+  comparison.contexts = {16, 64};
+  comparison.texts = {{"text", "text.tokens", 0, 1234, false}};
+  comparison.pictured = {0, 1};
+  for (const char* method : {"none", "tape"}) {
+    Entry entry;
+    entry.name = entry.method = method;
+    const bool base = comparison.entries.empty();
+    entry.perplexity = {{{16, 8, 1, 1, 0, base ? 4.0 : 5.0, {}}, {64, 32, 1, 1, 0, base ? 400.0 : 4.5, {}}}};
+    for (int step = 1; !base && step <= 600; ++step) entry.losses.push_back({step, step % 2 == 0 ? 1.0 : 3.0});
+    entry.layers = {{2.5, {{1, 0}, {0.5, 1}}}, {3.5, {{1, 0}, {0.25, 1}}}};
+    if (!base) entry.passkey = {{16, 0.5, 4, 1, 0.25}};
+    comparison.entries.push_back(std::move(entry));
+  }
+  std::map<std::string, std::string> files;
+  for (auto& [name, text] : chart_files(comparison)) files.emplace(name, text);
+  const auto begins = [&](const std::string& name, std::string_view with) {
+    INFO(name << ": " << files[name].substr(0, 100));
+    CHECK(files[name].starts_with(with));
+  };
+  begins("perplexity.csv", "series,context,perplexity\nnone,16,4\n");
+  CHECK_THAT(files["perplexity.svg"], Contains("perplexity (log scale)"));
+  begins("attention-distance.csv", "series,layer,attention_distance\nnone,1,2.5\n");
+  begins("passkey.csv", "panel,depth_percent,context,accuracy\ntape,50,16,0.25\n");
+  begins("positions-tape.csv", "panel,query_token,key_token,dot_product\n\"RoPE, all layers\",0,0,1\n");
+  begins("position-changes-tape.csv", "panel,query_token,key_token,difference_from_rope\n");
+  // Every step, with its own loss and the mean around it, though the chart draws fewer points.
+  const std::string& loss = files["loss.csv"];
+  begins("loss.csv", "series,step,loss,running_mean\ntape,1,3,2\n");
+  CHECK(std::count(loss.begin(), loss.end(), '\n') == 601);
+  CHECK_THAT(loss, Contains("\ntape,300,1,2.032"));
 }
 
 TEST_CASE("charts: names are escaped, numbers are there as a table, and empty ones are no trouble") {
@@ -336,7 +540,9 @@ TEST_CASE("charts: names are escaped, numbers are there as a table, and empty on
     CHECK_THAT(drawn, Contains("R&amp;D") && Contains("a &lt; b") && !Contains("nan") && !Contains("inf"));
     CHECK_THAT(drawn, Contains("<title>context, tokens 512&#10;R&amp;D 4&#10;flat 4</title>"));
   }
-  CHECK(csv(chart) == "series,\"context, tokens\",perplexity\nR&D,512,4\nR&D,1024,400\nflat,512,4\n");
+  chart.x_column = "context";
+  chart.y_column = "perplexity";
+  CHECK(csv(chart) == "series,context,perplexity\nR&D,512,4\nR&D,1024,400\nflat,512,4\n");
   CHECK(svg_file(svg(chart)).starts_with("<svg xmlns="));
   CHECK_THAT(svg_file(svg(chart)), Contains("<style>"));
   chart.series.clear();
@@ -348,5 +554,10 @@ TEST_CASE("charts: names are escaped, numbers are there as a table, and empty on
   map.percent = true;
   map.panels = {{"tape", {{1.0, NAN}}}};
   CHECK_THAT(svg(map), Contains("#fee838") && !Contains("nan"));
-  CHECK(csv(map) == "panel,,,\ntape,0%,1,1\n");
+  map.x_column = "key, token";
+  map.y_column = "query_token";
+  map.value_column = "v";
+  CHECK(csv(map) == "panel,query_token,\"key, token\",v\ntape,0%,1,1\n");
 }
+
+}  // namespace compare_test

@@ -3,6 +3,8 @@
 #include "core/json.h"
 #include "support.h"
 
+namespace config_test {
+
 using namespace tapetune;
 
 namespace {
@@ -104,3 +106,5 @@ TEST_CASE("a config that is written and read again says the same, and keeps what
     CHECK(after.context == before.context);
   }
 }
+
+}  // namespace config_test

@@ -4,10 +4,13 @@
 #include <fstream>
 
 #include "catch.h"
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "support.h"
+
+namespace core_test {
 
 using namespace tapetune;
 using namespace tapetune::test;
@@ -15,6 +18,30 @@ namespace fs = std::filesystem;
 
 TEST_CASE("an error is one line that opens with its component") {
   CHECK_THROWS_WITH(fail("part", "{}\nmore", 3), "[part] 3 more");
+}
+
+TEST_CASE("a container's CPU quota limits the cores, rounded up, whichever cgroup sets it") {
+  const TempFolder folder;
+  const auto with = [&](const std::string& membership, const std::map<std::string, std::string>& files) {
+    fs::remove_all(folder / "mount");
+    for (const auto& [name, text] : files) {
+      fs::create_directories((folder / "mount" / name).parent_path());
+      write_file(folder / "mount" / name, text);
+    }
+    write_file(folder / "membership", membership);
+    return available_cores(folder / "membership", folder / "mount");
+  };
+  const int all = with("0::/\n", {});
+  CHECK(all >= 1);
+  CHECK(with("0::/\n", {{"cpu.max", "max 100000\n"}}) == all);
+  CHECK(with("0::/\n", {{"cpu.max", "50000 100000\n"}}) == 1);
+  CHECK(with("0::/\n", {{"cpu.max", "150000 100000\n"}}) == std::min(all, 2));
+  CHECK(with("0::/a/b\n", {{"a/cpu.max", "100000 100000\n"}, {"a/b/cpu.max", "max 100000\n"}}) == 1);
+  CHECK(with("0::/of/the/host\n", {{"cpu.max", "20000 100000\n"}}) == 1);
+  CHECK(with("5:memory:/m\n4:cpu,cpuacct:/c\n",
+             {{"cpu/c/cpu.cfs_quota_us", "100000\n"}, {"cpu/c/cpu.cfs_period_us", "100000\n"}}) == 1);
+  CHECK(with("4:cpu,cpuacct:/c\n", {{"cpu/c/cpu.cfs_quota_us", "-1\n"}, {"cpu/c/cpu.cfs_period_us", "100000\n"}}) ==
+        all);
 }
 
 TEST_CASE("a staged folder is invisible until it is committed and gone when it is not") {
@@ -120,9 +147,11 @@ TEST_CASE("mapping says what is wrong with a file") {
 
 TEST_CASE("JSON errors name the file and the line") {
   CHECK_THROWS_WITH(parse_json("{\n\"a\": 1,\n}", "config", "x.json"),
-                    "[config] x.json: is not JSON (line 3); restore the file from where it came.");
-  CHECK_THROWS_WITH(parse_json("{\"a\": NaN}", "config", "x.json"), Contains("has NaN, which is not a number"));
+                    "[config] x.json: is not JSON (line 3); download or copy the file again.");
+  CHECK_THROWS_WITH(parse_json("{\"a\": NaN}", "config", "x.json"), Contains("has NaN, which is not valid JSON"));
   CHECK_THROWS_WITH(parse_json(std::string(100'000, '['), "config", "x.json"),
                     Contains("nested deeper than 64 levels"));
   CHECK_THROWS_WITH(parse_json("{\"a\": 1e999}", "config", "x.json"), Contains("x.json"));
 }
+
+}  // namespace core_test

@@ -24,6 +24,8 @@
 #include "data/vocabulary.h"
 #include "support.h"
 
+namespace data_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -231,8 +233,8 @@ TEST_CASE("a damaged token file is refused with what is wrong") {
   CHECK(open(good).size() == 100);
   CHECK_THROWS_WITH(open(""), Contains("is empty"));
   CHECK_THROWS_WITH(open("some text that is no token file"), Contains("is not a token file") && Contains("data pack"));
-  CHECK_THROWS_WITH(open(good.substr(0, 5)), Contains("cut short within its header"));
-  CHECK_THROWS_WITH(open(good.substr(0, 127)), Contains("cut short within its header"));
+  CHECK_THROWS_WITH(open(good.substr(0, 5)), Contains("truncated within its header"));
+  CHECK_THROWS_WITH(open(good.substr(0, 127)), Contains("truncated within its header"));
   CHECK_THROWS_WITH(open(good.substr(0, 200)), Contains("has 200 bytes, but its header says 536 (100 tokens"));
   CHECK_THROWS_WITH(open(good + "x"), Contains("has 537 bytes, but its header says 536"));
   CHECK_THROWS_WITH(open(with(8, 2)), Contains("is of version 2, but this tapetune reads up to 1"));
@@ -254,9 +256,9 @@ TEST_CASE("raw files are 16-bit tokens and nothing else") {
   CHECK_THROWS_WITH(all_of(TokenFile::open_raw(folder / "f.bin", 32000)), Contains("has the token 32767, but its"));
   CHECK_THROWS_WITH(TokenFile::open(folder / "f.bin"), Contains("--raw"));
   write_file(folder / "odd", "abc");
-  CHECK_THROWS_WITH(TokenFile::open_raw(folder / "odd"), Contains("3 bytes, which is no whole number"));
+  CHECK_THROWS_WITH(TokenFile::open_raw(folder / "odd"), Contains("3 bytes, which is not a multiple of two"));
   counting_file(folder / "packed", 10);
-  CHECK_THROWS_WITH(TokenFile::open_raw(folder / "packed"), Contains("leave --raw away"));
+  CHECK_THROWS_WITH(TokenFile::open_raw(folder / "packed"), Contains("drop --raw"));
 }
 
 TEST_CASE("a token file knows the tokenizer that it was packed with") {
@@ -652,16 +654,16 @@ TEST_CASE("text that cannot be packed is refused with the file, the line and the
   refused("f.txt", "", "there is no text");
   refused("f.txt.gz", "", "there is no text");
   refused("f.jsonl", "\n\n", "there is no text");
-  refused("f.pdf", "x", "is none of the kinds that can be packed");
-  refused("f.gz", "x", "is none of the kinds that can be packed");
+  refused("f.pdf", "x", "cannot be packed");
+  refused("f.gz", "x", "cannot be packed");
   refused("f.jsonl", "{\"text\": \"a\"}\n{\"text\": \"a\"", "line 2 is not JSON");
   refused("f.jsonl", "{\"text\": \"a\"}\n\nplain text\n", "line 3 is not JSON");
   refused("f.jsonl", "{\"text\": \"a\"} {\"text\": \"b\"}\n", "line 1 is not JSON");
   refused("f.jsonl", "{\"text\": \"a\"}\n{\"content\": \"a\"}\n", "line 2 has no key \"text\"");
   refused("f.jsonl", "{\"meta\": {\"text\": \"a\"}}\n", "line 1 has no key \"text\"");
   refused("f.jsonl", "[\"text\"]\n", "line 1 has no key \"text\"");
-  refused("f.jsonl", "{\"text\": 3}\n", "line 1 has a \"text\" that is no text");
-  refused("f.jsonl", "{\"text\": [\"a\"]}\n", "line 1 has a \"text\" that is no text");
+  refused("f.jsonl", "{\"text\": 3}\n", "line 1 has a \"text\" that is not text");
+  refused("f.jsonl", "{\"text\": [\"a\"]}\n", "line 1 has a \"text\" that is not text");
   refused("f.jsonl", std::string(200'000, '['), "line 1 is not JSON");
   refused("f.txt.gz", "this is no gzip", "is damaged near byte");
   refused("f.txt.zst", "this is no zstd", "is damaged near byte");
@@ -673,7 +675,7 @@ TEST_CASE("text that cannot be packed is refused with the file, the line and the
   refused("f.txt.gz", flipped, "is damaged near byte");
   CHECK_THROWS_WITH(p.pack_all({"none.txt"}), Contains("is neither a file nor a folder"));
   CHECK_THROWS_WITH(p.pack_all({"*.txt"}), Contains("matches no file"));
-  CHECK_THROWS_WITH(p.pack_all({"m"}), Contains("holds no .txt or .jsonl"));
+  CHECK_THROWS_WITH(p.pack_all({"m"}), Contains("contains no .txt or .jsonl"));
   write_file(p.folder / "f.txt", "a");
   p.pack_all({"f.txt"});
   CHECK_THROWS_WITH(p.pack_all({"f.txt"}), Contains("already exists") && Contains("--force"));
@@ -682,6 +684,21 @@ TEST_CASE("text that cannot be packed is refused with the file, the line and the
     p.options.replace = true;
     CHECK_THROWS_WITH(p.pack_all({"f.txt"}), Contains("cannot be read"));
   }
+}
+
+TEST_CASE("data pack: files of a folder that were not packed are counted by kind") {
+  const TempFolder folder;
+  fs::create_directories(folder / "m");
+  tiny_tokenizer(folder / "m");
+  fs::create_directories(folder / "books/more");
+  for (const char* name : {"a.txt", "b.pdf", "more/c.pdf", "more/d.epub", "README", ".hidden"}) {
+    write_file(folder.path() / "books" / name, "some text");
+  }
+  const RunResult packed = run({"data", "pack", (folder / "books").string(), "--model", (folder / "m").string(),
+                                "--out", (folder / "f.tokens").string()});
+  CHECK(packed.exit == 0);
+  CHECK_THAT(packed.out, Contains("in 1 document, from 1 file of 9 bytes"));
+  CHECK_THAT(packed.err, Contains("4 files in the folders were not packed: 1 .epub, 2 .pdf, 1 without extension"));
 }
 
 TEST_CASE("data pack and data show: text to tokens and back") {
@@ -693,8 +710,8 @@ TEST_CASE("data pack and data show: text to tokens and back") {
   const RunResult packed =
       run({"data", "pack", (folder / "a.txt").string(), "--model", model, "--out", out, "--delimiter", "\\\\n"});
   CHECK(packed.exit == 0);
-  CHECK_THAT(packed.out, Contains("tokens of 16 bits in 3 documents, from 1 files"));
-  CHECK_THAT(packed.err, Contains("1 parts of the text were not UTF-8"));
+  CHECK_THAT(packed.out, Contains("tokens of 16 bits in 3 documents, from 1 file of "));
+  CHECK_THAT(packed.err, Contains("1 part of the text replaced by U+FFFD"));
   const RunResult shown = run({"data", "show", out, "--model", model, "--documents", "5"});
   CHECK(shown.exit == 0);
   CHECK_THAT(shown.out, Contains("--- document 0, 11 tokens\nthe first\n--- document 1, 12 tokens\nthe second\n"));
@@ -749,19 +766,18 @@ TEST_CASE("data pack that is killed leaves nothing under the final name, and the
   const std::string text = (folder / "f.txt").string(), model = (folder / "m").string(),
                     out = (folder / "out" / "f.tokens").string();
   const auto start_and = [&](int signal) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::execl(tapetune_binary, tapetune_binary, "-q", "data", "pack", text.c_str(), "--model", model.c_str(), "--out",
-              out.c_str(), nullptr);
-      ::_exit(127);
-    }
+    const pid_t child = start({"-q", "data", "pack", text, "--model", model, "--out", out});
     const fs::path partial = folder / "out" / fmt::format(".f.tokens.partial-{}", child);
     const auto begun = [&] {  // some tokens are on disk
       std::error_code status;
       const std::uintmax_t size = fs::file_size(partial, status);
       return !status && size > 1000;
     };
-    for (int i = 0; i < 3000 && !begun(); ++i) ::usleep(1000);
+    const auto ended = [&] {
+      siginfo_t info{};
+      return ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child;
+    };
+    for (int i = 0; i < 60'000 && !begun() && !ended(); ++i) ::usleep(1000);
     CHECK(begun());
     ::kill(child, signal);
     int status = 0;
@@ -798,3 +814,5 @@ TEST_CASE("data pack on a full disk says so and leaves nothing") {
   CHECK_THAT(limited.err, Contains("writing failed"));
   CHECK(fs::is_empty(folder / "out"));
 }
+
+}  // namespace data_test

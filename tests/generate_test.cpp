@@ -5,6 +5,8 @@
 #include "model/generate.h"
 #include "support.h"
 
+namespace generate_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -112,3 +114,5 @@ TEST_CASE("sampling follows its options and its seed") {
   CHECK_THROWS_WITH(Sampler({-1.0, 0, 1.0, 0}), Contains("temperature must be 0 or more"));
   CHECK_THROWS_WITH(Sampler({1.0, 0, 1.5, 0}), Contains("top-p must be in (0, 1]"));
 }
+
+}  // namespace generate_test

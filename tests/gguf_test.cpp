@@ -17,6 +17,8 @@
 #include "hf/tokenizer.h"
 #include "support.h"
 
+namespace gguf_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 using gguf::TensorType;
@@ -449,7 +451,7 @@ TEST_CASE("gguf: bad input to import leaves nothing and says why") {
           Contains("bias, which no plain model of this architecture has"), model.out());
   refused(import(replaced("llama.block_count", "llama.block_kount")), Contains("llama.block_count is missing"),
           model.out());
-  refused(import(replaced("gpt-2", "gpt-9")), Contains("cuts text as \"gpt-9\", but tapetune knows smollm"),
+  refused(import(replaced("gpt-2", "gpt-9")), Contains("has the pre-tokenizer \"gpt-9\", but tapetune supports smollm"),
           model.out());
   refused(import(replaced("gpt2", "bert")), Contains("a tokenizer of kind bert"), model.out());
   CHECK(std::distance(fs::directory_iterator(model.folder.path()), fs::directory_iterator()) == 3);
@@ -469,11 +471,15 @@ TEST_CASE("gguf: the verbs refuse what exists, and a failed write leaves nothing
   };
   refused(out({}, limited), Contains("File too large"), file);
   CHECK(std::distance(fs::directory_iterator(model.folder.path()), fs::directory_iterator()) == 1);
-  CHECK(out({}).exit == 0);
+  const RunResult exported = out({});
+  CHECK(exported.exit == 0);
+  CHECK(exported.out == fmt::format("wrote {} ({:.0f} kB)\n", file, static_cast<double>(fs::file_size(file)) / 1e3));
   CHECK_THAT(out({}).err, Contains("already exists") && Contains("--force"));
   CHECK(out({"--force"}).exit == 0);
   CHECK(run({"export", model.path(), "--gguf", "q3_k", "--out", file}).exit == 2);
-  CHECK(run({"import", file, "--out", model.out()}).exit == 0);
+  const RunResult imported = run({"import", file, "--out", model.out()});
+  CHECK(imported.exit == 0);
+  CHECK_THAT(imported.out, Contains(fmt::format("wrote {} (4 files, ", model.out())) && Contains(" kB)\n"));
   CHECK_THAT(run({"import", file, "--out", model.out()}).err, Contains("already exists") && Contains("--force"));
   CHECK(run({"import", file, "--out", model.out(), "--force", "--dtype", "f16", "--shard-size", "30KB"}).exit == 0);
   CHECK(run({"inspect", model.out()}).exit == 0);
@@ -492,7 +498,7 @@ TEST_CASE("gguf: export refuses a tokenizer that llama.cpp has not, and numbers 
     write_file(model / "tokenizer.json", to_text(json));
   };
   bend([](Json& json) { json["pre_tokenizer"] = {{"type", "Whitespace"}}; });
-  refused(out("f32"), Contains("tokenizer.json: cuts text in a way that llama.cpp has no name for"), file);
+  refused(out("f32"), Contains("tokenizer.json: its pre-tokenizer has no equivalent in llama.cpp"), file);
   bend([](Json& json) { json["model"]["vocab"]["more"] = 61; });
   refused(out("f32"), Contains("token \"more\" has id 61, but the model has 61 rows"), file);
   fs::remove(model / "tokenizer.json");
@@ -507,7 +513,9 @@ TEST_CASE("gguf: export refuses a tokenizer that llama.cpp has not, and numbers 
       return tensor;
     };
     CHECK_THROWS_WITH(gguf::write_gguf(file, checkpoint.config(), load, {type, model.path(), "", false}),
-                      Contains("model.layers.1.mlp.up_proj.weight has numbers that are not finite or too large"));
+                      Contains("model.layers.1.mlp.up_proj.weight has NaN, Inf or values out of range for"));
     CHECK_FALSE(fs::exists(file));
   }
 }
+
+}  // namespace gguf_test

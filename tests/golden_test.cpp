@@ -8,6 +8,8 @@
 #include "model/loss.h"
 #include "support.h"
 
+namespace golden_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -76,3 +78,5 @@ TEST_CASE("stories260K: perplexity per story is 3.61") {
   INFO(perplexity);
   CHECK(std::abs(perplexity - 3.61) < 0.005);
 }
+
+}  // namespace golden_test

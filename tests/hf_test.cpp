@@ -5,6 +5,8 @@
 #include "hf/tokenizer.h"
 #include "support.h"
 
+namespace hf_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -100,3 +102,5 @@ TEST_CASE("hash: BLAKE3, however the bytes are cut") {
   CHECK(whole.hex() == "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85");
   CHECK(parts.hex() == whole.hex());
 }
+
+}  // namespace hf_test

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install_test.sh SOURCE BUILD: installs tapetune, takes the example out of README.md, builds it against the installed
-# package as a project of its own and runs it.
+# install_test.sh SOURCE BUILD: installs tapetune, builds the example of docs/library.md against the installed package as a
+# project of its own, and runs it.
 set -euo pipefail
 source=$1 build=$2
 work=$(mktemp -d)
@@ -8,11 +8,14 @@ trap 'rm -rf "$work"' EXIT
 cmake --install "$build" --prefix "$work/installed" >/dev/null
 "$work/installed/bin/tapetune" --version
 
-# The README's C++ block and CMake block, as they stand there.
+# The C++ block and the CMake block, exactly as the page shows them.
+page=$source/docs/library.md
 mkdir "$work/app"
-awk '/^```cpp$/ {on = 1; next} /^```$/ {on = 0} on' "$source/README.md" >"$work/app/main.cpp"
-awk '/^```cmake$/ {on = 1; next} /^```$/ {on = 0} on' "$source/README.md" >"$work/app/CMakeLists.txt"
-[ -s "$work/app/main.cpp" ] && [ -s "$work/app/CMakeLists.txt" ] || { echo "README.md has no example"; exit 1; }
+awk '/^```cpp$/ {on = 1; next} /^```$/ {on = 0} on' "$page" >"$work/app/main.cpp"
+awk '/^```cmake$/ {on = 1; next} /^```$/ {on = 0} on' "$page" >"$work/app/CMakeLists.txt"
+for file in main.cpp CMakeLists.txt; do
+  [ -s "$work/app/$file" ] || { echo "$page has no example"; exit 1; }
+done
 cmake -S "$work/app" -B "$work/app/build" -G Ninja -DCMAKE_PREFIX_PATH="$work/installed" >/dev/null
 cmake --build "$work/app/build"
 

@@ -4,6 +4,8 @@
 #include "model/attention.h"
 #include "support.h"
 
+namespace longlora_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -104,3 +106,5 @@ TEST_CASE("shifted groups: no token depends on a later one, and evaluation atten
   in.tokens = tokens.unsqueeze(0);
   CHECK(largest_difference(hidden(tokens, false), base.forward(in).last[0]) < 1e-5);
 }
+
+}  // namespace longlora_test

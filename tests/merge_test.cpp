@@ -19,6 +19,8 @@
 #include "support.h"
 #include "train/base.h"
 
+namespace merge_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -136,7 +138,7 @@ void refused(const RunResult& result, const Matcher& matcher, const Bench& bench
   CHECK(result.out.empty());
   CHECK_THAT(result.err, matcher);
   CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
-  CHECK(result.err.front() == '[');
+  CHECK(result.err.rfind("error: [", 0) == 0);
   CHECK_FALSE(fs::exists(bench.out()));
   CHECK(std::distance(fs::directory_iterator(bench.folder.path()), fs::directory_iterator()) == entries);
 }
@@ -322,7 +324,24 @@ TEST_CASE("merge: where it comes from stands beside the weights") {
   CHECK(json["recipe"] == read_file(run / "recipe.yaml"));
   const std::string card = read_file(bench.out() / "README.md");
   CHECK_THAT(card, Contains("from_pretrained(\"out\"") && Contains(bench.base().string()) && Contains("lora rank=8") &&
-                       Contains("128 (the base model's: 64)"));
+                       Contains("128 (base model: 64)") && Contains("vllm serve out --max-model-len 128\n"));
+}
+
+TEST_CASE("merge: model_max_length is raised to the new context, and kept where it is larger or absent") {
+  const Bench bench;
+  const fs::path run = bench.make_run("lora", {"scaling=linear", "factor=2"}), name = "tokenizer_config.json";
+  const auto merged_from = [&](const std::string& text) {
+    write_file(bench.base() / name, text);
+    fs::remove_all(bench.out());
+    merge(open_merge(run), to(bench.out()));
+    return read_file(bench.out() / name);
+  };
+  const Json raised = from_text(merged_from(R"({"bos_token": "<s>", "model_max_length": 64, "add_bos_token": true})"));
+  CHECK(raised == from_text(R"({"bos_token": "<s>", "model_max_length": 128, "add_bos_token": true})"));
+  for (const char* kept : {R"({"bos_token": "<s>", "model_max_length": 1000000000000000019884624838656})",
+                           R"({"bos_token": "<s>", "model_max_length": 128})", R"({"bos_token": "<s>"})"}) {
+    CHECK(merged_from(kept) == kept);
+  }
 }
 
 TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config that leads there") {
@@ -394,17 +413,20 @@ TEST_CASE(
     CHECK_FALSE(fs::exists(no));
   };
   refused({"convert", out, "--out", no}, "tapetune merge");
-  refused({"export", out, "--gguf", "f16", "--out", no}, "llama.cpp does not have");
-  refused({"logits", out, "--tokens", "1", "--out", no, "--method", "lora"}, "leave --method away");
-  refused({"logits", out, "--tokens", "1", "--out", no, "--adapter", out}, "leave --adapter away");
+  refused({"export", out, "--gguf", "f16", "--out", no}, "llama.cpp does not support");
+  CHECK_THAT(run({"merge", out, "--out", no + ".gguf"}).err,
+             Contains("merge writes a folder; for a GGUF file add --gguf q8_0"));
+  CHECK_FALSE(fs::exists(no + ".gguf"));
+  refused({"logits", out, "--tokens", "1", "--out", no, "--method", "lora"}, "drop --method");
+  refused({"logits", out, "--tokens", "1", "--out", no, "--adapter", out}, "drop --adapter");
   refused({"logits", bench.base().string(), "--tokens", "1", "--out", no, "--adapter", bench.base().string()},
           "give it as the model");
-  refused({"merge", out, "--model", bench.base().string(), "--out", no}, "leave --model away");
+  refused({"merge", out, "--model", bench.base().string(), "--out", no}, "drop --model");
 
   Recipe recipe;
   recipe.model = out;
   recipe.method = parse_method("lora", {});
-  CHECK_THROWS_WITH(open_base(recipe), Contains("init_from: " + out));
+  CHECK_THROWS_WITH(open_base(recipe), Contains("init_from=" + out));
   recipe.method = parse_method("tape", Words{"width=2"});
   recipe.init_from = out;
   const BaseModel base = open_base(recipe);
@@ -414,7 +436,7 @@ TEST_CASE(
         1e-5);
 }
 
-TEST_CASE("merge --adapter: a copy that loads alike; --no-with-base for tape") {
+TEST_CASE("merge --adapter: a copy that loads alike, --no-with-base for tape") {
   const Bench bench;
   const fs::path before = bench.make_run("lora", {"dora=true", "train_also=embeddings,norms"});
   REQUIRE(merge_run(bench, {"--adapter"}).exit == 0);
@@ -431,7 +453,10 @@ TEST_CASE("merge --adapter: a copy that loads alike; --no-with-base for tape") {
 
   bench.make_run("tape", {}, "tape");
   const std::string alone = (bench.folder / "alone").string();
-  CHECK(run({"merge", (bench.folder / "tape").string(), "--no-with-base", "--out", alone}).exit == 0);
+  const RunResult tape = run({"merge", (bench.folder / "tape").string(), "--no-with-base", "--out", alone});
+  CHECK(tape.exit == 0);
+  CHECK_THAT(tape.err, Contains("note: only tapetune loads a TAPE adapter, PEFT does not"));
+  CHECK_THAT(tape.out, Contains("wrote " + alone + " (5 files, "));
   CHECK(fs::exists(fs::path(alone) / "adapter_model.safetensors"));
   CHECK_FALSE(fs::exists(fs::path(alone) / "model.safetensors"));
   const RunResult other = merge_run(bench, {"--no-with-base", "--force"});
@@ -443,16 +468,24 @@ TEST_CASE("merge --adapter: a copy that loads alike; --no-with-base for tape") {
   CHECK_THAT(full.err, Contains("method full has no adapter"));
 }
 
-TEST_CASE("merge: an adapter without a run, with its base") {
+TEST_CASE("merge: an adapter without a run takes the base model that it names, or the one that is given") {
   const Bench bench;
   const fs::path before = bench.make_run("lora", {});
-  const std::string adapter = (before / "adapter").string();
-  refused(run({"merge", adapter, "--out", bench.out().string()}), Contains("is an adapter") && Contains("--model"),
-          bench, 2);
-  CHECK(run({"merge", adapter, "--model", bench.base().string(), "--out", bench.out().string()}).exit == 0);
+  const fs::path adapter = bench.folder / "adapter";
+  fs::copy(before / "adapter", adapter);
   merge(open_merge(before), to(bench.folder / "same"));
-  CHECK(read_file(bench.out() / "model.safetensors") == read_file(bench.folder / "same" / "model.safetensors"));
+  const std::string expected = read_file(bench.folder / "same" / "model.safetensors");
+  CHECK(run({"merge", adapter.string(), "--out", bench.out().string()}).exit == 0);
+  CHECK(read_file(bench.out() / "model.safetensors") == expected);
   CHECK(from_text(read_file(bench.out() / "tapetune_provenance.json"))["recipe"].is_null());
+
+  fs::remove_all(bench.out());
+  const std::string moved = (bench.folder / "moved").string();
+  fs::rename(bench.base(), moved);
+  refused(run({"merge", adapter.string(), "--out", bench.out().string()}),
+          Contains("its base model " + bench.base().string()) && Contains("--model DIR"), bench, 4);
+  CHECK(run({"merge", adapter.string(), "--model", moved, "--out", bench.out().string()}).exit == 0);
+  CHECK(read_file(bench.out() / "model.safetensors") == expected);
 }
 
 TEST_CASE("merge: a run that is not finished gives its newest checkpoint, or is refused") {
@@ -469,14 +502,29 @@ TEST_CASE("merge: a run that is not finished gives its newest checkpoint, or is 
   refused(merge_run(bench), Contains("has neither a result (adapter) nor a checkpoint yet"), bench, 2);
 }
 
+TEST_CASE("merge: a checkpoint of a finished run is not called unfinished") {
+  const Bench bench;
+  const fs::path finished = bench.make_run("lora", {}), checkpoint = finished / "checkpoints" / "step-1";
+  const auto card = [&](const std::string& name) { return read_file(bench.out() / name); };
+  fs::create_directories(checkpoint.parent_path());
+  fs::copy(finished / "adapter", checkpoint);
+  REQUIRE(run({"merge", checkpoint.string(), "--out", bench.out().string()}).exit == 0);
+  CHECK_THAT(card("README.md"), Contains("| step 1 of 1 |") && !Contains("unfinished"));
+  CHECK(from_text(card("tapetune_provenance.json"))["step"] == 1);
+  CHECK_FALSE(from_text(card("tapetune_provenance.json")).contains("unfinished_at_step"));
+  fs::remove_all(finished / "adapter");
+  REQUIRE(run({"merge", checkpoint.string(), "--out", bench.out().string(), "--force"}).exit == 0);
+  CHECK_THAT(card("README.md"), Contains("| step 1 of 1, of an unfinished run |"));
+}
+
 TEST_CASE("merge: refuses numbers that are none, with the tensor's name") {
   const Bench bench;
   const fs::path weights = bench.make_run("lora", {"train_also=norms"}) / "adapter" / "adapter_model.safetensors";
   const std::string good = read_file(weights);
   const std::string pair = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight";
   change_tensor(weights, pair, at::full({16, 8}, NAN));
-  refused(merge_run(bench), Contains("[merge] model.layers.1.self_attn.v_proj.weight: numbers of the result"), bench,
-          2);
+  refused(merge_run(bench), Contains("[merge] model.layers.1.self_attn.v_proj.weight: the result has NaN or Inf"),
+          bench, 2);
   write_file(weights, good);
   change_tensor(weights, "base_model.model.model.norm.weight", at::full({32}, INFINITY));
   refused(merge_run(bench), Contains("[merge] model.norm.weight"), bench, 2);
@@ -493,12 +541,13 @@ TEST_CASE("merge: refuses a base that changed since, unless it may be any") {
   change_tensor(weights, "model.norm.weight", at::full({32}, 2.0));
   refused(merge_run(bench),
           Contains(bench.base().string()) && Contains("the run was trained on blake3") && Contains("--model") &&
-              Contains("--force"),
+              Contains("--any-base"),
           bench, 2);
   refused(merge_run(bench, {"--adapter"}), Contains("the run was trained on blake3"), bench, 2);
-  const RunResult forced = merge_run(bench, {"--force"});
-  CHECK(forced.exit == 0);
-  CHECK_THAT(forced.err, Contains("are not those that the run was trained on"));
+  refused(merge_run(bench, {"--force"}), Contains("the run was trained on blake3"), bench, 2);
+  const RunResult any = merge_run(bench, {"--any-base"});
+  CHECK(any.exit == 0);
+  CHECK_THAT(any.err, Contains("warning: ") && Contains("the run was trained on blake3"));
   const Json json = from_text(read_file(bench.out() / "tapetune_provenance.json"));
   CHECK(json["trained_on"] != json["base"]["hash"]);
 }
@@ -510,12 +559,12 @@ TEST_CASE("merge: refuses what is no run, a foreign adapter, and places that are
   const auto into = [&](const fs::path& from, const fs::path& out) {
     return run({"merge", from.string(), "--out", out.string(), "--force"});
   };
-  refused(into(bench.folder / "nothing", bench.out()), Contains("there is no such folder"), bench, 2);
+  refused(into(bench.folder / "nothing", bench.out()), Contains("no such folder"), bench, 2);
   refused(into(bench.base(), bench.out()), Contains("is neither a run"), bench, 2);
-  refused(into(before, before / "adapter"), Contains("which a merge does not touch"), bench, 2);
-  refused(into(before, before), Contains("which a merge does not touch"), bench, 2);
-  refused(into(before, bench.base()), Contains("which a merge does not touch"), bench, 2);
-  refused(into(before, bench.folder.path()), Contains("which a merge does not touch"), bench, 2);
+  refused(into(before, before / "adapter"), Contains("which a merge must not touch"), bench, 2);
+  refused(into(before, before), Contains("which a merge must not touch"), bench, 2);
+  refused(into(before, bench.base()), Contains("which a merge must not touch"), bench, 2);
+  refused(into(before, bench.folder.path()), Contains("which a merge must not touch"), bench, 2);
   refused(run({"merge", before.string(), "--model", (bench.folder / "gone").string(), "--out", bench.out().string()}),
           Contains("gone") && Contains("no such folder"), bench, 2);
   change_tensor(before / "adapter" / "adapter_model.safetensors",
@@ -564,28 +613,21 @@ TEST_CASE("merge: killed at any moment, the output is absent or whole, and the r
   const fs::path before = bench.make_run("lora", {"train_also=embeddings,norms"});
   const auto kept = contents(before);
   const std::string out = bench.out().string();
-  int whole = 0;
-  for (int i = 0; i < 20; ++i) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::execl(tapetune_binary, tapetune_binary, "-q", "merge", before.c_str(), "--out", out.c_str(), "--shard-size",
-              "2KB", "--force", nullptr);
-      ::_exit(127);
+  for (const bool replaces : {false, true}) {
+    for (const std::string moment : {"file:1", "file:2", "file:9", "commit:1", "committed:1"}) {
+      INFO(moment << (replaces ? ", over a former one" : ""));
+      REQUIRE(killed_at(moment, {"-q", "merge", before.string(), "--out", out, "--shard-size", "2KB", "--force"}));
+      REQUIRE(fs::exists(out) == (replaces || moment == "committed:1"));
+      if (!fs::exists(out)) continue;
+      CHECK(run({"inspect", out}).exit == 0);
+      CHECK(fs::exists(bench.out() / "tapetune_provenance.json"));
+      CHECK(fs::exists(bench.out() / "tokenizer.json"));
     }
-    ::usleep(static_cast<useconds_t>(150'000 + 20'000 * i));
-    ::kill(child, SIGKILL);
-    ::waitpid(child, nullptr, 0);
-    if (!fs::exists(out)) continue;
-    ++whole;
-    CHECK(run({"inspect", out}).exit == 0);
-    CHECK(fs::exists(bench.out() / "tapetune_provenance.json"));
-    CHECK(fs::exists(bench.out() / "tokenizer.json"));
   }
   CHECK(contents(before) == kept);
   CHECK(merge_run(bench, {"--force"}).exit == 0);
   // The last one cleared what the killed ones left: base, run and out.
   CHECK(std::distance(fs::directory_iterator(bench.folder.path()), fs::directory_iterator()) == 3);
-  INFO(whole << " of 20 came to their end");
 }
 
 TEST_CASE("the writer takes tensors in parts, and refuses too few or too many rows") {
@@ -620,7 +662,7 @@ TEST_CASE("the writer takes tensors in parts, and refuses too few or too many ro
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
-TEST_CASE("verify: a merge is the run's, to the bit; what was changed is found and named") {
+TEST_CASE("verify: a merge is the run's, to the bit, what was changed is found and named") {
   const Bench bench;
   const fs::path before = bench.make_run("lora", {"scaling=linear", "factor=2", "train_also=norms"});
   const auto words = [&](Words more = {}) {
@@ -651,7 +693,7 @@ TEST_CASE("verify: a merge is the run's, to the bit; what was changed is found a
   const RunResult changed = run(words());
   CHECK(changed.exit == 1);
   CHECK_THAT(changed.err, Contains("are not the same: their tensors differ"));
-  CHECK_THAT(changed.out, Contains("30 compared, 29 identical") &&
+  CHECK_THAT(changed.out, Contains("30 compared, 29 bit-identical") &&
                               Contains("largest difference 0.25 in model.layers.1.input_layernorm.weight"));
   CHECK(run(words({"--tolerance", "0.3", "--logits-tolerance", "1"})).exit == 0);
 
@@ -684,3 +726,5 @@ TEST_CASE("verify: names, shapes and dtypes of two checkpoints") {
   CHECK(more.exit == 1);
   CHECK_THAT(more.out, Contains("only in B: 1\n  model.layers.0.extra"));
 }
+
+}  // namespace merge_test

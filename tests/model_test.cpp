@@ -6,6 +6,8 @@
 #include "model/loss.h"
 #include "support.h"
 
+namespace model_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -276,3 +278,5 @@ TEST_CASE("token ids outside the vocabulary are refused with the id and the rang
                     "[model] token id 61 is out of range: the vocabulary has 61 tokens (0 to 60).");
   CHECK_THROWS_WITH(tiny.model->forward(input(at::tensor({-1}).unsqueeze(0))), Contains("token id -1 is out of range"));
 }
+
+}  // namespace model_test

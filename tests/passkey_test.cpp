@@ -5,6 +5,8 @@
 #include "catch.h"
 #include "support.h"
 
+namespace passkey_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -242,11 +244,12 @@ TEST_CASE("eval passkey prints a table or a grid, and marks what is beyond the c
   const RunResult table = eval({"--interval", "300", "--max-tokens", "600", "--trials", "2"});
   INFO(table.out << table.err);
   CHECK(table.exit == 0);
-  CHECK_THAT(table.out, Contains("compared as text") && Contains("1024") && Contains("2048") && Contains("*") &&
-                            Contains("beyond the model's context of 48"));
-  CHECK_THAT(table.err, Contains("beyond the model's context of 48"));
+  CHECK_THAT(table.out, Contains("2 trials for each length, seeds from 0\nanswers compared as text") &&
+                            Contains("1024") && Contains("2048") && Contains("*") &&
+                            Contains("longer than the model's context of 48"));
+  CHECK_THAT(table.err, Contains("longer than the model's context of 48"));
   const RunResult grid = eval({"--context", "350,400", "--depths", "0,0.5,1", "--trials", "1"});
-  CHECK_THAT(grid.out, Contains("tokens      0    0.5      1"));
+  CHECK_THAT(grid.out, Contains("1 trial for each length and depth") && Contains("tokens     0   0.5     1"));
   const std::vector<std::string> words{"--context",
                                        "350",
                                        "--trials",
@@ -287,12 +290,12 @@ TEST_CASE("eval passkey: bad input is one line that says what to do") {
     CHECK_THAT(result.err, Contains(reason));
     CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
   };
-  refused({"--context", "100"}, "no room for a prompt");
+  refused({"--context", "100"}, "is too short: the prompt alone");
   refused({"--context", "400,400"}, "given twice");
   refused({"--context", "400", "--depths", "0,1.5"}, "must be 0 to 1");
   refused({"--context", "400", "--depths", "0.5,0.5"}, "given twice");
   refused({"--interval", "100"}, "274 or more");
-  refused({"--trials", "2", "--seed", "4294967295"}, "last seed");
+  refused({"--trials", "2", "--seed", "4294967295"}, "largest seed");
   write_file(model.folder / "words", "words");
   refused({"--context", "400", "--trials", "1", "--resume", (model.folder / "words").string()}, "words");
   refused({"--context", "400", "--details", (model.folder / "absent" / "x").string()}, "absent");
@@ -301,3 +304,5 @@ TEST_CASE("eval passkey: bad input is one line that says what to do") {
   CHECK(run({"eval", "passkey", model.path(), "--context", "400", "--interval", "500"}).exit == 2);
   CHECK(run({"eval", "passkey", model.path(), "--trials", "0"}).exit == 2);
 }
+
+}  // namespace passkey_test

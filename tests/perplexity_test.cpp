@@ -13,6 +13,8 @@
 #include "hf/tokenizer.h"
 #include "support.h"
 
+namespace perplexity_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -279,7 +281,7 @@ TEST_CASE("perplexity: sums of another text, model or protocol are refused") {
   };
   CHECK(refusal(text.model, text.all(), options) == "no error");
   CHECK_THAT(refusal(text.model, other.all(), options), Contains("tokens_hash"));
-  CHECK_THAT(refusal(text.model, text.part(0, 100), options), Contains("tokens was 101, and is 100"));
+  CHECK_THAT(refusal(text.model, text.part(0, 100), options), Contains("tokens was 101, now 100"));
   CHECK_THAT(refusal(text.model, text.all(), options_for(Protocol::longlora, 16, 5)), Contains("protocol"));
   CHECK_THAT(refusal(text.model, text.all(), options_for(Protocol::sliding, 16, 6)), Contains("stride of 5"));
   LlamaWeights changed = random_weights(random_config(false), at::kDouble);
@@ -305,7 +307,7 @@ TEST_CASE("perplexity: settings that allow no window are refused before any work
     return error_of([&] { PerplexityRun(text.model, text.all(), options); });
   };
   CHECK_THAT(refusal(options_for(Protocol::sliding, 16, 0)), Contains("stride is 0"));
-  CHECK_THAT(refusal(options_for(Protocol::longlora, 16, 17)), Contains("above the context of 16"));
+  CHECK_THAT(refusal(options_for(Protocol::longlora, 16, 17)), Contains("larger than the context of 16"));
   CHECK_THAT(refusal(options_for(Protocol::blocks, 16, 16)), Contains("no stride"));
   CHECK_THAT(refusal(options_for(Protocol::blocks, 1)), Contains("must be 2 or more"));
   CHECK_THAT(refusal(options_for(Protocol::blocks, 50)), Contains("needs 51") && Contains("at most 49"));
@@ -324,12 +326,14 @@ TEST_CASE("perplexity: settings that allow no window are refused before any work
 
 TEST_CASE("perplexity: a model whose losses are no numbers is said to be one") {
   const Text text(50);
-  LlamaWeights broken = random_weights(random_config(false), at::kFloat);
-  broken.norm = broken.norm * NAN;
-  const Llama model(random_config(false), broken, at::kFloat);
-  PerplexityRun run(model, text.all(), options_for(Protocol::blocks, 16));
-  CHECK_THAT(error_of([&] { run.take(run.score(0)); }), Contains("not a number"));
-  CHECK(run.done() == 0);
+  for (const double factor : {NAN, INFINITY}) {
+    LlamaWeights broken = random_weights(random_config(false), at::kFloat);
+    broken.norm = broken.norm * factor;
+    const Llama model(random_config(false), broken, at::kFloat);
+    PerplexityRun run(model, text.all(), options_for(Protocol::blocks, 16));
+    CHECK_THAT(error_of([&] { run.take(run.score(0)); }), Contains("is NaN or Inf"));
+    CHECK(run.done() == 0);
+  }
 }
 
 // --- the verb
@@ -384,8 +388,8 @@ TEST_CASE("eval perplexity prints a table that names its protocol and marks what
   INFO(table.out << table.err);
   CHECK(table.exit == 0);
   CHECK_THAT(table.out, Contains("protocol sliding") && Contains("16 ") && Contains("64*") &&
-                            Contains("* beyond the model's context of 48") && Contains("loss by place"));
-  CHECK_THAT(table.err, Contains("a context of 64 is beyond the model's of 48"));
+                            Contains("* longer than the model's context of 48") && Contains("loss by position"));
+  CHECK_THAT(table.err, Contains("a context of 64 is longer than the model's context of 48"));
   CHECK(files.eval({"--data", files.data(), "--context", "16"}).err.empty());
   const Json json = files.json({"--data", files.data(), "--context", "16,64", "--buckets", "4"});
   CHECK(json["protocol"] == "sliding");
@@ -450,7 +454,7 @@ TEST_CASE("eval perplexity of a run is that of its model with its adapter, and o
   const RunResult unfinished = files.eval({"--data", files.data(), "--context", "32", "--json"}, folder);
   CHECK_THAT(unfinished.err, Contains("not finished") && Contains("step 4"));
   CHECK(from_text(unfinished.out)["results"] == whole);
-  CHECK_THAT(files.eval({"--data", files.data(), "--method", "tape"}, folder).err, Contains("leave --adapter"));
+  CHECK_THAT(files.eval({"--data", files.data(), "--method", "tape"}, folder).err, Contains("drop --method"));
   fs::remove_all(fs::path(folder) / "checkpoints");
   const RunResult nothing = files.eval({"--data", files.data()}, folder);
   CHECK(nothing.exit == 1);
@@ -489,11 +493,11 @@ TEST_CASE("eval perplexity goes on from its file, and refuses that of another mo
     CHECK(result.exit == 1);
     CHECK_THAT(result.err, Contains(reason));
   };
-  refused({"--method", "lora"}, "holds the sums of");
+  refused({"--method", "lora"}, "holds results of");
   refused({"--dtype", "f64"}, "in float32");
-  refused({"--limit", "500"}, "tokens was 600, and is 500");
+  refused({"--limit", "500"}, "tokens was 600, now 500");
   write_file(files.path("sums.json"), "{}");
-  refused({}, "holds no sums");
+  refused({}, "does not hold results of eval perplexity");
   write_file(files.path("sums.json"), "{\"tapetune\": ");
   refused({}, "sums.json");
   fs::remove(files.path("sums.json"));
@@ -507,28 +511,10 @@ TEST_CASE("eval perplexity that is interrupted exits with 3, and the same comman
   const std::vector<std::string> words{"--data", files.path("long.tokens"), "--context", "32", "--stride", "1"};
   std::vector<std::string> kept = words;
   kept.insert(kept.end(), {"--resume", files.path("sums.json")});
-  std::vector<std::string> command{tapetune_binary, "eval", "perplexity", files.model.path(), "--threads", "1", "-q"};
+  std::vector<std::string> command{"eval", "perplexity", files.model.path(), "--threads", "1", "-q"};
   command.insert(command.end(), kept.begin(), kept.end());
-  const pid_t child = ::fork();
-  if (child == 0) {
-    if (std::freopen(files.path("said").c_str(), "w", stderr) == nullptr) ::_exit(126);
-    std::vector<char*> argv;
-    for (std::string& word : command) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(tapetune_binary, argv.data());
-    ::_exit(127);
-  }
-  // Its handler stands once the mask of caught signals has the bit; before, the signal would just end it.
-  const auto ready = [&] {
-    std::error_code status_of_link;
-    if (fs::read_symlink(fmt::format("/proc/{}/exe", child), status_of_link) != tapetune_binary) return false;
-    std::ifstream status(fmt::format("/proc/{}/status", child));
-    for (std::string line; std::getline(status, line);) {
-      if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (SIGINT - 1) & 1) != 0;
-    }
-    return true;
-  };
-  while (!ready()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const pid_t child = start(command, [&] { redirect(files.path("said"), stderr); });
+  wait_for_handler(child, SIGINT);
   ::kill(child, SIGINT);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -552,8 +538,8 @@ TEST_CASE("eval perplexity: bad input is one line that says what to do") {
   };
   refused({"--protocol", "block"}, "did you mean blocks?");
   refused({"--context", "16", "--stride", "0"}, "stride is 0");
-  refused({"--context", "16", "--stride", "17"}, "above the context");
-  refused({"--context", "16", "--stride", "8", "--protocol", "blocks"}, "leave --stride away");
+  refused({"--context", "16", "--stride", "17"}, "larger than the context");
+  refused({"--context", "16", "--stride", "8", "--protocol", "blocks"}, "drop --stride");
   refused({"--context", "600"}, "too few for one window of context 600");
   refused({"--context", "16", "--limit", "16"}, "too few");
   refused({"--context", "16", "--split", "held-out", "--held-out", "1"}, "below 1");
@@ -581,3 +567,5 @@ TEST_CASE("eval perplexity: bad input is one line that says what to do") {
   CHECK(files.eval({"--context", "16"}).exit == 2);
   CHECK(run({"eval"}).exit == 2);
 }
+
+}  // namespace perplexity_test

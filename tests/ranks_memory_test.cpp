@@ -13,6 +13,8 @@
 #include "model/loss.h"
 #include "support.h"
 
+namespace ranks_memory_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 
@@ -148,3 +150,5 @@ TEST_CASE("ranks: four that share the base hold a quarter of it and two layers e
   CHECK(held / 4 > 0.97 * expected);
   CHECK(held / 4 < 1.05 * expected);
 }
+
+}  // namespace ranks_memory_test

@@ -1,15 +1,22 @@
 // Several ranks compute what one does: for every method, shared in every way; and a run may go on with other numbers of
 // them. Real processes over real connections, on this machine.
+#include <unistd.h>
+
+#include <chrono>
 #include <cstdlib>
 #include <random>
 #include <regex>
+#include <thread>
 
 #include "catch.h"
 #include "checkpoint/writer.h"
 #include "core/json.h"
 #include "data/token_file.h"
 #include "distributed/seat.h"
+#include "distributed/world.h"
 #include "support.h"
+
+namespace ranks_test {
 
 using namespace tapetune;
 using namespace tapetune::test;
@@ -19,14 +26,7 @@ namespace {
 
 struct Setup {
   explicit Setup(const std::string& adapter) {
-    TokenFileInfo info;
-    info.vocabulary_hash = read_vocabulary(model.folder / "m").hash;
-    info.vocabulary_size = 61;
-    TokenFileWriter writer(data(), false, info);
-    std::mt19937 random(4);
-    for (int i = 0; i < 4000; ++i) writer.append(random() % 58 + 3);
-    writer.end_document();
-    writer.commit();
+    tiny_tokens(model, data(), 4000);
     write_file(recipe(),
                fmt::format("model: {}\ndata: {}\ncontext: 16\n{}steps: 20\nbatch: 8\nmicro_batch: 1\n"
                            "optimizer: {{lr: 1.0e-3}}\nsave_every: 0\nheld_out: 0.05\neval_every: 10\neval_windows: 5\n"
@@ -44,13 +44,6 @@ struct Setup {
   }
   TinyModel model;
 };
-
-std::vector<Json> metrics(const fs::path& run) {
-  std::vector<Json> lines;
-  std::istringstream text(read_file(run / "metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) lines.push_back(from_text(line));
-  return lines;
-}
 
 // Losses to 1e-5, and what was trained to what 20 steps of AdamW make of rounding.
 void same_result(const fs::path& run, const fs::path& alone) {
@@ -118,11 +111,32 @@ TEST_CASE("ranks: more of them than key and value heads share a sequence") {
   same_result(setup.folder("spread"), setup.folder("alone"));
 }
 
-TEST_CASE("ranks: dropout leaves out the same inputs") {
-  const Setup setup("adapter: {method: lora, rank: 4, dropout: 0.3}\n");
-  REQUIRE(setup.train(1, "alone", {"steps=5"}).exit == 0);
-  REQUIRE(setup.train(4, "spread", {"steps=5", "sequence_parallel=2"}).exit == 0);
-  same_result(setup.folder("spread"), setup.folder("alone"));
+TEST_CASE("ranks: dropout and random offsets are drawn alike on any number of them and in any micro-batch") {
+  for (const std::string adapter : {"{method: lora, rank: 4, dropout: 0.3, targets: [q, v, down, lm_head]}",
+                                    "{method: tape, rank: 4, dropout: 0.3, random_offset: true}"}) {
+    const Setup setup("adapter: " + adapter + "\n");
+    REQUIRE(setup.train(1, "alone", {"steps=5"}).exit == 0);
+    REQUIRE(setup.train(1, "at once", {"steps=5", "micro_batch=4"}).exit == 0);
+    REQUIRE(setup.train(2, "two", {"steps=5", "micro_batch=4"}).exit == 0);
+    REQUIRE(setup.train(4, "spread", {"steps=5", "sequence_parallel=2"}).exit == 0);
+    for (const char* run : {"at once", "two", "spread"}) {
+      INFO(adapter << ", " << run);
+      same_result(setup.folder(run), setup.folder("alone"));
+    }
+  }
+}
+
+TEST_CASE("ranks: micro_batch is a limit, lowered where ranks have fewer sequences") {
+  const Setup setup("adapter: {method: lora, rank: 4}\n");
+  const std::vector<std::string> words{"steps=3", "batch=4", "micro_batch=4"};
+  const RunResult alone = setup.train(1, "alone", words), shared = setup.train(2, "shared", words);
+  REQUIRE(alone.exit == 0);
+  CHECK_THAT(alone.err, !Contains("micro_batch"));
+  INFO(shared.err);
+  REQUIRE(shared.exit == 0);
+  CHECK_THAT(shared.err, Contains("note: micro_batch 4 is lowered to 2: a batch of 4 gives each rank 2"));
+  CHECK_THAT(read_file(setup.folder("shared") / "recipe.yaml"), Contains("\nmicro_batch: 4\n"));
+  same_result(setup.folder("shared"), setup.folder("alone"));
 }
 
 TEST_CASE("ranks: a run goes on with another number of them") {
@@ -290,19 +304,43 @@ TEST_CASE("ranks: compare trains and measures together") {
   CHECK(fs::exists(setup.folder("shared") / "report.html"));
 }
 
+TEST_CASE("ranks: what rank 0 announces may take longer than the timeout while its heart beats") {
+  constexpr std::chrono::seconds timeout{3};
+  Seat first, second;
+  first.ranks = second.ranks = 2;
+  second.rank = 1;
+  first.port = second.port = 29000 + ::getpid() % 1000;
+  std::string heard;
+  std::jthread other([&] {  // which is joined also where this one fails
+    try {
+      World world(second, timeout);
+      heard = world.announce("");
+    } catch (const std::exception& error) {
+      heard = error.what();
+    }
+  });
+  {
+    World world(first, timeout);
+    std::this_thread::sleep_for(2 * timeout);  // as packing a large text
+    world.announce("packed");
+    other.join();
+  }
+  CHECK(heard == "packed");
+}
+
 TEST_CASE("ranks: settings that cannot be shared are refused on rank 0 alone") {
   const Setup setup("adapter: {method: lora, rank: 4}\n");
   const auto refused = [&](int ranks, const std::vector<std::string>& words, const std::string& text) {
     const RunResult result = setup.train(ranks, "run", words);
     INFO(result.err);
     CHECK(result.exit == 1);
-    CHECK_THAT(result.err, Catch::Contains(text));
+    CHECK_THAT(result.err, Contains(text));
     CHECK(std::count(result.err.begin(), result.err.end(), '\n') == 1);
   };
-  refused(3, {}, "[train] a batch of 8 in micro-batches of 1 cannot be shared by 3 ranks");
-  refused(2, {"sequence_parallel=4"}, "[train] sequence_parallel 4 does not divide the 2 ranks");
+  refused(3, {}, "[train] batch 8 cannot be shared by 3 ranks; set batch to a multiple of 3");
+  refused(2, {"sequence_parallel=4"}, "[train] sequence_parallel 4 does not divide the number of ranks, 2");
   refused(3, {"sequence_parallel=3", "batch=9", "micro_batch=9", "context=24"}, "does not divide the model's 4 heads");
-  refused(2, {"sequence_parallel=2", "context=15"}, "sequence_parallel 2 does not divide a context of 15");
+  refused(2, {"sequence_parallel=2", "context=15"}, "sequence_parallel 2 does not divide context 15");
   refused(2, {"shard=base", "checkpointing=off"}, "set checkpointing: full or selective");
   refused(2, {"model=nowhere"}, "nowhere");
 }
@@ -365,12 +403,13 @@ TEST_CASE("ranks: a launcher's environment says who is who") {
   CHECK(seat({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a1,b[1-2]"}}).address == "a1");
   CHECK(seat({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).ranks == 4);
 
-  CHECK_THROWS_WITH(seat({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), Catch::Contains("RANK is 2"));
-  CHECK_THROWS_WITH(seat({{"RANK", "0"}}), Catch::Contains("RANK and WORLD_SIZE belong together"));
-  CHECK_THROWS_WITH(seat({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), Catch::Contains("RANK is x"));
-  CHECK_THROWS_WITH(seat({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}),
-                    Catch::Contains("MASTER_PORT"));
+  CHECK_THROWS_WITH(seat({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), Contains("RANK is 2"));
+  CHECK_THROWS_WITH(seat({{"RANK", "0"}}), Contains("RANK and WORLD_SIZE belong together"));
+  CHECK_THROWS_WITH(seat({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), Contains("RANK is x"));
+  CHECK_THROWS_WITH(seat({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}), Contains("MASTER_PORT"));
   CHECK_THROWS_WITH(
       seat({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
-      Catch::Contains("MASTER_ADDR is not set"));
+      Contains("MASTER_ADDR is not set"));
 }
+
+}  // namespace ranks_test

@@ -2,6 +2,8 @@
 // back.
 #include "recipe/recipe.h"
 
+#include <unistd.h>
+
 #include <set>
 
 #include "adapters/adapter.h"
@@ -10,6 +12,8 @@
 #include "recipe/shipped.h"
 #include "recipe/yaml.h"
 #include "support.h"
+
+namespace recipe_test {
 
 using namespace tapetune;
 using namespace tapetune::test;
@@ -34,16 +38,6 @@ constexpr const char* scratch =
     "run: runs/x\n"
     "context: 64\n"
     "steps: 10\n";
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> list;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    if (end > begin) list.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return list;
-}
 
 // What is said about it, a line each; nothing where it is right.
 std::vector<std::string> problems(const std::string& text, const std::vector<std::string>& words = {}) {
@@ -93,6 +87,8 @@ const std::map<std::string, std::string> others{{"model", "other"},
                                                 {"adapter.alpha", "32"},
                                                 {"adapter.dropout", "0.1"},
                                                 {"adapter.targets", "[q, v]"},
+                                                {"adapter.layers_to_transform", "[0, 2]"},
+                                                {"adapter.exclude_modules", "[layers.0.self_attn.q_proj]"},
                                                 {"adapter.rslora", "true"},
                                                 {"adapter.dora", "true"},
                                                 {"adapter.group", "16"},
@@ -206,17 +202,17 @@ TEST_CASE("recipe: five errors in one file are all reported with their lines") {
       "  lr: 1e-4\n"
       "  wieght_decay: 0.1\n"  // 12: unknown in a section
       "batch: 64\n"
-      "micro_batch: 3\n");  // 14: does not divide
+      "micro_batch: 0\n");  // 14: out of range
   REQUIRE(found.size() == 6);
-  CHECK(found[0] == "[recipe] r.yaml:1: context is missing: tokens of a training sequence.");
+  CHECK(found[0] == "[recipe] r.yaml:1: context is missing: tokens per training sequence.");
   CHECK(found[1] == "[recipe] r.yaml:5: unknown key \"contxt\" (did you mean context?).");
-  CHECK(found[2] == "[recipe] r.yaml:8: adapter.rank must be a whole number from 1 on, but is \"eight\".");
-  CHECK(found[3] == "[recipe] r.yaml:9: steps must be a whole number from 1 on, but is \"0\".");
+  CHECK(found[2] == "[recipe] r.yaml:8: adapter.rank must be an integer >= 1, but is \"eight\".");
+  CHECK(found[3] == "[recipe] r.yaml:9: steps must be an integer >= 1, but is \"0\".");
   CHECK(
       found[4] ==
       "[recipe] r.yaml:12: unknown key \"optimizer.wieght_decay\"; optimizer takes lr, betas, eps, weight_decay, clip "
       "(did you mean weight_decay?).");
-  CHECK(found[5] == "[recipe] r.yaml:14: micro_batch 3 does not divide batch 64; take a divisor.");
+  CHECK(found[5] == "[recipe] r.yaml:14: micro_batch must be an integer >= 1, but is \"0\".");
 }
 
 TEST_CASE("recipe: files that are no recipe") {
@@ -252,7 +248,7 @@ TEST_CASE("recipe: keys that are unknown or in the wrong place say which was mea
   refused(std::string(right) + "\"\": 1\n", "unknown key \"\"");
   refused(std::string(right) + "schedule: {kidn: cosine}\n", "(did you mean kind?)");
   refused(std::string(right) + "steps: 11\n", "r.yaml:9: steps is given twice; the first is on line 6.");
-  refused(right, "adapter.scaling stands outside of adapter: write positions.scaling", {"adapter.scaling=linear"});
+  refused(right, "scaling does not belong under adapter; write positions.scaling", {"adapter.scaling=linear"});
   refused(right, "method lora has no setting \"rnak\"; it takes method, rank, alpha", {"adapter.rnak=4"});
   refused(right, "(did you mean rank?)", {"adapter.rnak=4"});
   refused(right, "there is no method \"lroa\"", {"adapter.method=lroa"});
@@ -288,23 +284,21 @@ TEST_CASE("recipe: every key refuses what is not of its kind, by name") {
   for (const std::string section : {"positions", "optimizer"})
     refused(right, section + " must be a map of", {section + "=3"});
   refused(std::string(right) + "optimizer: [1]\n", "r.yaml:9: optimizer must be a map of lr, betas");
-  refused(std::string(right) + "seed:\n", "r.yaml:9: seed has no value; give one, or leave the key out.");
+  refused(std::string(right) + "seed:\n", "r.yaml:9: seed has no value; give one, or remove the key.");
   refused(std::string(right) + "dtype: bf61\n", "(did you mean bf16?)");
   refused("model: base\ndata: a\nrun: b\ncontext: 8\nsteps: 1\nadapter:\n  method:\n",
           "r.yaml:7: adapter.method must be");
 }
 
 TEST_CASE("recipe: what cannot be together") {
-  refused(right, "micro_batch 3 does not divide batch 4", {"micro_batch=3"});
-  refused(right, "micro_batch 8 does not divide batch 4", {"micro_batch=8"});
   refused(right, "positions.scaling linear needs a factor", {"positions.scaling=linear"});
   refused(right, "positions.scaling none takes no factor", {"positions.scaling=none", "positions.factor=2"});
   refused(right, "method full has no setting \"rank\"; it takes method.", {"adapter={method: full, rank: 8}"});
   refused(right, "train_also: method full trains everything already", {"adapter=full", "train_also=norms"});
-  refused(right, "method none trains nothing", {"adapter=none"});
-  refused(right, "adapter.rank must be a whole number from 1 on, but is 0", {"adapter.rank=0"});
+  refused(right, "method none has no trainable parameters", {"adapter=none"});
+  refused(right, "adapter.rank must be an integer >= 1, but is 0", {"adapter.rank=0"});
   refused(right, "method lora has no setting \"group\"", {"adapter.group=0.5"});
-  refused(right, "command line: tape has no low-rank pairs unless it is given a rank",
+  refused(right, "command line: tape has no LoRA matrices unless it is given a rank",
           {"adapter={method: tape, dora: true}"});
   for (const std::string group : {"0.3", "24", "2.5", "1", "0.015625", "128"}) {
     refused(right, "which do not fit context 64", {fmt::format("adapter={{method: longlora, group: {}}}", group)});
@@ -314,7 +308,7 @@ TEST_CASE("recipe: what cannot be together") {
   }
   refused(right, "schedule.warmup 10 leaves nothing of 10 steps", {"schedule={kind: cosine, warmup: 10}"});
   CHECK(problems(right, {"schedule.warmup=20"}).empty());
-  refused(right, "schedule.min_lr has no use in a constant schedule", {"schedule.min_lr=1e-6"});
+  refused(right, "schedule.min_lr has no effect in a constant schedule", {"schedule.min_lr=1e-6"});
   refused(right, "schedule.min_lr 1 is above optimizer.lr", {"schedule={kind: cosine, min_lr: 1}"});
   refused(right, "eval_every asks for evaluations, but held_out keeps no data", {"eval_every=5"});
   refused(scratch, "model.kv_heads 3 does not divide model.heads 4", {"model.kv_heads=3"});
@@ -326,7 +320,7 @@ TEST_CASE("recipe: what cannot be together") {
   refused(
       "model: base\ndata: a\nrun: b\ncontext: 8\nsteps: 1\nmodel.init: random\nmodel.hidden: 8\nmodel.layers: 1\n"
       "model.heads: 2\nmodel.ffn: 8\nmodel.vocab: 9\n",
-      "r.yaml:1: model is a folder and a map of keys at once");
+      "r.yaml:1: model is both a folder and a map of keys");
   refused("data: a\nrun: b\ncontext: 8\nsteps: 1\nadapter: lora\n", "model is missing");
   refused("model: m\ndata: a\nrun: b\ncontext: 8\nsteps: 1\n", "adapter is missing");
 }
@@ -349,11 +343,11 @@ TEST_CASE("recipe: settings go over the file, with the same checks") {
 
   refused(right, "command line: unknown key \"stpes\" (did you mean steps?)", {"stpes=20"});
   refused(right, "command line: unknown key \"optimizer.rl\"", {"optimizer.rl=20"});
-  refused(right, "command line: steps must be a whole number from 1 on, but is \"ten\"", {"steps=ten"});
-  refused(right, "\"fast\" is no setting; write key=value", {"fast"});
-  refused(right, "\"=3\" is no setting", {"=3"});
+  refused(right, "command line: steps must be an integer >= 1, but is \"ten\"", {"steps=ten"});
+  refused(right, "\"fast\" is not a setting; write key=value", {"fast"});
+  refused(right, "\"=3\" is not a setting", {"=3"});
   refused(right, "data is not YAML", {"data=[a"});
-  CHECK(problems(right, {"stpes=1", "micro_batch=3", "dtype=f61"}).size() == 3);
+  CHECK(problems(right, {"stpes=1", "micro_batch=0", "dtype=f61"}).size() == 3);
   // A wrong value that a setting replaces does not matter.
   CHECK(problems(std::string(right) + "seed: x\n", {"seed=3"}).empty());
 
@@ -401,6 +395,8 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
         "  alpha: 16\n"
         "  dropout: 0\n"
         "  targets: [q, k, v, o]\n"
+        "  layers_to_transform: null\n"
+        "  exclude_modules: null\n"
         "  rslora: false\n"
         "  dora: false\n"
         "train_also: []\n"
@@ -546,6 +542,12 @@ TEST_CASE("recipes: ls, show, cp, validate and keys") {
   CHECK(run({"recipes", "show", "stories-2k/lora", "stpes=7"}).exit == 1);
 
   const TempFolder folder;
+  // A folder of the user's that happens to have a recipe's name does not hide it.
+  fs::create_directories(folder / "stories-2k/lora");
+  const auto there = [&] {
+    if (::chdir(folder.path().c_str()) != 0) ::_exit(99);
+  };
+  CHECK(run({"recipes", "show", "stories-2k/lora", "steps=7", "optimizer.lr=1e-4"}, there).out == shown.out);
   const std::string mine = (folder / "mine.yaml").string();
   CHECK(run({"recipes", "cp", "stories-2k/tape", mine}).exit == 0);
   CHECK(read_file(mine) == read_file(find_recipe("stories-2k/tape")));
@@ -565,6 +567,7 @@ TEST_CASE("recipes: ls, show, cp, validate and keys") {
   CHECK(wrong.out.empty());
   const std::vector<std::string> found = lines_of(wrong.err);
   REQUIRE(found.size() == 4);
+  for (const std::string& line : found) CHECK(line.rfind("error: [recipe] ", 0) == 0);
   CHECK_THAT(found[0], Contains(bad + ":9: seed must be"));
   CHECK_THAT(found[1], Contains(bad + ":10: keep must be"));
   CHECK_THAT(found[2], Contains("stpes"));
@@ -572,6 +575,10 @@ TEST_CASE("recipes: ls, show, cp, validate and keys") {
 
   const RunResult keys = run({"recipes", "keys"});
   CHECK(lines_of(keys.out).size() == recipe_keys().size() + 1);
+  for (const std::string& line : lines_of(keys.out)) {
+    if (line.starts_with("model_hash ")) CHECK_THAT(line, Contains(" null ") && !Contains("required"));
+    if (line.starts_with("steps ")) CHECK_THAT(line, Contains("required") && Contains("(>= 1)"));
+  }
   CHECK(from_text(run({"recipes", "keys", "--json"}).out).size() == recipe_keys().size());
   for (const char* verb : {"ls", "show", "cp", "validate", "keys"}) {
     CHECK_THAT(run({"recipes", verb, "--help"}).out, Contains(std::string("example: tapetune recipes ") + verb));
@@ -582,3 +589,5 @@ TEST_CASE("recipes: ls, show, cp, validate and keys") {
   const std::string other = folder.path().string();
   CHECK_THAT(run({"recipes", "ls"}, [&] { ::setenv("TAPETUNE_RECIPES", other.c_str(), 1); }).out, Contains("mine"));
 }
+
+}  // namespace recipe_test

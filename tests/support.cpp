@@ -5,13 +5,17 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <random>
+#include <sstream>
 
 #include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/json.h"
+#include "data/token_file.h"
+#include "data/vocabulary.h"
 
 namespace tapetune::test {
 namespace fs = std::filesystem;
@@ -49,24 +53,62 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
   return files;
 }
 
+void redirect(const fs::path& file, std::FILE* stream) {
+  if (std::freopen(file.c_str(), "w", stream) == nullptr) ::_exit(126);
+}
+
+pid_t start(const std::vector<std::string>& words, const std::function<void()>& before) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+#ifndef TAPETUNE_CUDA
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // else a note about a GPU that this build cannot use
+#endif
+  if (before) before();
+  std::vector<std::string> copy = words;
+  std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
+  for (std::string& word : copy) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  ::execv(tapetune_binary, argv.data());
+  ::_exit(127);
+}
+
 RunResult run(const std::vector<std::string>& words, const std::function<void()>& before) {
   const TempFolder folder;
   const fs::path out = folder / "out", err = folder / "err";
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const pid_t child = start(words, [&] {
     if (before) before();
-    if (std::freopen(out.c_str(), "w", stdout) == nullptr || std::freopen(err.c_str(), "w", stderr) == nullptr)
-      ::_exit(126);
-    std::vector<std::string> copy = words;
-    std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
-    for (std::string& word : copy) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(tapetune_binary, argv.data());
-    ::_exit(127);
-  }
+    redirect(out, stdout);
+    redirect(err, stderr);
+  });
   int status = 0;
   ::waitpid(child, &status, 0);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
+}
+
+bool killed_at(const std::string& moment, const std::vector<std::string>& words) {
+  const pid_t child = start(words, [&] {
+    ::setenv("TAPETUNE_STOP_AT", moment.c_str(), 1);
+    redirect("/dev/null", stdout);
+  });
+  int status = 0;
+  ::waitpid(child, &status, WUNTRACED);
+  if (!WIFSTOPPED(status)) return false;
+  ::kill(child, SIGKILL);
+  ::waitpid(child, &status, 0);
+  return true;
+}
+
+void wait_for_handler(pid_t process, int signal) {
+  const auto stands = [&] {
+    std::error_code error;
+    if (fs::read_symlink(fmt::format("/proc/{}/exe", process), error) != tapetune_binary) return false;
+    std::ifstream status(fmt::format("/proc/{}/status", process));
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+    }
+    return false;
+  };
+  for (int i = 0; i < 60'000 && !stands(); ++i) ::usleep(1000);
 }
 
 fs::path data(const std::string& name) { return fs::path(source_folder) / "tests" / "data" / name; }
@@ -119,6 +161,38 @@ void tiny_tokenizer(const fs::path& folder) {
 TinyModel::TinyModel() {
   tiny_checkpoint(folder / "m");
   tiny_tokenizer(folder / "m");
+}
+
+void tiny_tokens(const TinyModel& model, const fs::path& file, int tokens) {
+  TokenFileInfo info;
+  info.vocabulary_hash = read_vocabulary(model.folder / "m").hash;
+  info.vocabulary_size = 61;
+  TokenFileWriter writer(file, false, info);
+  std::mt19937 random(4);
+  for (int i = 0; i < tokens; ++i) writer.append(random() % 58 + 3);
+  writer.end_document();
+  writer.commit();
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<Json> metrics(const fs::path& run) {
+  std::vector<Json> all;
+  for (const std::string& line : lines_of(read_file(run / "metrics.jsonl"))) all.push_back(from_text(line));
+  return all;
+}
+
+std::vector<Json> untimed_metrics(const fs::path& run) {
+  std::vector<Json> all = metrics(run);
+  for (Json& line : all) {
+    for (const char* key : {"tokens_per_s", "peak_mb", "time"}) line.erase(key);
+  }
+  return all;
 }
 
 std::map<std::string, at::Tensor> load_tensors(const fs::path& file) {

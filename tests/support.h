@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <sys/types.h>
 
 #include <filesystem>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/config.h"
+#include "core/json.h"
 #include "model/weights.h"
 
 namespace tapetune::test {
@@ -44,8 +46,18 @@ struct RunResult {
   std::string out, err;
 };
 
-// The tapetune binary with these words; `before` runs in the child (limits, namespaces).
+// In a child, before it becomes another program.
+void redirect(const std::filesystem::path& file, std::FILE* stream);
+// Starts the tapetune binary with these words; `before` runs in the child (limits, namespaces, where its output goes).
+pid_t start(const std::vector<std::string>& words, const std::function<void()>& before = {});
+// The same to its end.
 RunResult run(const std::vector<std::string>& words, const std::function<void()>& before = {});
+
+// Whether the binary with these words reaches a moment of core/moment.h, as "file:2"; it is killed there.
+bool killed_at(const std::string& moment, const std::vector<std::string>& words);
+
+// Until a tapetune process has its handler for a signal, which would just end it before.
+void wait_for_handler(pid_t process, int signal);
 
 std::filesystem::path data(const std::string& name);  // tests/data
 // ../shared/NAME, or nothing where it is not there: the test then returns after this has printed SKIPPED.
@@ -64,6 +76,15 @@ struct TinyModel {
   std::string out() const { return (folder / "out").string(); }
   TempFolder folder;
 };
+
+// A token file of that model, of one document of random tokens.
+void tiny_tokens(const TinyModel& model, const std::filesystem::path& file, int tokens);
+
+std::vector<std::string> lines_of(const std::string& text);
+// metrics.jsonl of a run.
+std::vector<Json> metrics(const std::filesystem::path& run);
+// What must be the same in every run: everything but times and memory.
+std::vector<Json> untimed_metrics(const std::filesystem::path& run);
 
 std::map<std::string, at::Tensor> load_tensors(const std::filesystem::path& file);
 

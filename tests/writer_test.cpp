@@ -4,6 +4,8 @@
 #include "core/json.h"
 #include "support.h"
 
+namespace writer_test {
+
 using namespace tapetune;
 using namespace tapetune::test;
 namespace fs = std::filesystem;
@@ -105,3 +107,5 @@ TEST_CASE("sizes are decimal") {
     CHECK_THROWS_WITH(parse_size(bad), Contains("is not a size"));
   }
 }
+
+}  // namespace writer_test

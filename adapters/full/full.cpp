@@ -21,10 +21,10 @@ void train_ends(Injection& model, bool embeddings, bool head) {
   const bool tied = model.config.tied_embeddings;
   if (tied && model.options.untie) {
     model.config.tied_embeddings = false;
-    model.notes.emplace_back("the head is untied from the embeddings: what trains of one does not change the other");
+    model.notes.emplace_back("lm_head is untied from the embeddings: they train separately");
   } else if (tied && (embeddings || head)) {
     model.notes.emplace_back(
-        "the embeddings are tied to the head: they train once, with the gradients of both uses, and stay tied "
+        "the embeddings are tied to lm_head: they train as one matrix and stay tied "
         "(untie=true separates them)");
     weights.embedding = weights.head.weight = model.train("model.embed_tokens.weight", weights.embedding);
     return;
@@ -48,7 +48,7 @@ void inject_full(Injection& model) {
   train_norms(model);
 }
 
-void train_besides(Injection& model) {
+void train_also_parts(Injection& model) {
   if (model.options.method == "full") return;
   const MethodOptions& options = model.options;
   const bool tied = model.config.tied_embeddings && !options.untie;
@@ -56,7 +56,8 @@ void train_besides(Injection& model) {
   const bool pair = options.rank > 0 && std::find(options.targets.begin(), options.targets.end(), Projection::head) !=
                                             options.targets.end();
   if (whole_head && pair && !model.seams.linear->trained(model.config.layers).empty()) {
-    fail("method", "the head would train whole{} and have a low-rank pair as well; take lm_head out of one of them.",
+    fail("method",
+         "the head would train in full{} and have LoRA matrices too; take lm_head out of train_also or targets.",
          options.train_head ? "" : " (it is tied to the embeddings)");
   }
   train_ends(model, options.train_embeddings, options.train_head);

@@ -8,6 +8,6 @@ namespace tapetune {
 void inject_full(Injection& model);
 
 // What `train_also` names, by structure. Tied embeddings are trained once and stay tied unless they are to be untied.
-void train_besides(Injection& model);
+void train_also_parts(Injection& model);
 
 }  // namespace tapetune

@@ -21,7 +21,7 @@ class ShiftedGroups final : public AttentionSeam {
       fail("longlora",
            "a group of {:g} tokens does not fit a sequence of {}: it must be even and divide the sequence; set group, "
            "or "
-           "take another length.",
+           "use another length.",
            wanted, length);
     }
     kernels::Cuts cuts;

@@ -1,10 +1,12 @@
 #include "adapters/lora/lora.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 
 #include <array>
 
 #include "core/error.h"
+#include "kernels/grain.h"
 
 namespace tapetune {
 
@@ -85,13 +87,30 @@ class LowRankSeam final : public LinearSeam {
     return bias.defined() ? y + bias.to(y.scalar_type()) : y;
   }
 
-  // What is left of the inputs, and how much it grows for that: 0 or 1 / (1 - dropout).
-  at::Tensor kept_inputs(const at::Tensor& x, const Training& training, const at::Generator& generator) const {
-    std::vector<std::int64_t> shape = x.sizes().vec();
-    const bool spread = training.parts > 1 && x.dim() == 3;
-    if (spread) shape[1] *= training.parts;
-    const at::Tensor all = at::empty(shape, at::kFloat).bernoulli_(1 - dropout_, generator).div_(1 - dropout_);
-    return spread ? all.narrow(1, training.part * x.size(1), x.size(1)) : all;
+  // The dropout mask of x ([B, N, in], or flattened tokens [T, in]): 0 or 1 / (1 - dropout). Every number is computed
+  // from its sequence, token and feature, so that any part of a batch or of a sequence gets the same.
+  at::Tensor kept_inputs(const at::Tensor& x, const Training& training, std::uint64_t place) const {
+    const std::int64_t width = x.size(-1), tokens = x.numel() / width;
+    const bool flat = x.dim() == 2;
+    const std::int64_t length = !flat ? x.size(1) : training.flat_length > 0 ? training.flat_length : tokens;
+    const std::int64_t begin = flat ? training.flat_begin : 0;
+    const auto dropped = static_cast<std::uint32_t>(dropout_ * 4294967296.0);
+    const auto grown = static_cast<float>(1 / (1 - dropout_));
+    at::Tensor mask = at::empty(x.sizes(), at::kFloat);
+    auto* numbers = mask.mutable_data_ptr<float>();
+    at::parallel_for(0, tokens, kernels::grain_of(width), [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t t = first; t < last; ++t) {
+        const std::int64_t row = (begin + t) / length, token = training.part * length + (begin + t) % length;
+        const std::uint64_t seed = draw(draw(training.row_seed(row), place), static_cast<std::uint64_t>(token));
+        float* to = numbers + t * width;
+        for (std::int64_t i = 0; i < width; i += 2) {  // one draw decides two features
+          const std::uint64_t bits = draw(seed, static_cast<std::uint64_t>(i));
+          to[i] = static_cast<std::uint32_t>(bits) < dropped ? 0.0F : grown;
+          if (i + 1 < width) to[i + 1] = static_cast<std::uint32_t>(bits >> 32) < dropped ? 0.0F : grown;
+        }
+      }
+    });
+    return mask;
   }
 
   // Each pair leaves out inputs of its own; the frozen projection sees them all.
@@ -100,12 +119,9 @@ class LowRankSeam final : public LinearSeam {
     for (std::size_t i = 0; i < out.size(); ++i) {
       const Pair& pair = at(call.layer, call.which[i]);
       if (!pair.low.a.defined()) continue;
-      // The same draw when the layer is computed again for its gradients.
-      const std::uint64_t draw = call.training->seed * 0x9E3779B97F4A7C15U +
-                                 static_cast<std::uint64_t>(call.layer) * projection_count +
-                                 static_cast<std::uint64_t>(call.which[i]);
-      const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(draw);
-      const at::Tensor kept = kept_inputs(x, *call.training, generator);
+      const std::uint64_t place =
+          static_cast<std::uint64_t>(call.layer) * projection_count + static_cast<std::uint64_t>(call.which[i]);
+      const at::Tensor kept = kept_inputs(x, *call.training, place);
       const at::Tensor dropped = x * kept.to(x.device(), x.scalar_type());
       const Linear &frozen = call.frozen[i], direction{frozen.weight, {}};
       const auto dtype = x.scalar_type();
@@ -133,16 +149,48 @@ double low_rank_scale(const MethodOptions& options) {
 }
 
 void check_low_rank(const MethodOptions& options) {
-  if (options.rank < 1) fail("method", "rank must be a whole number from 1 on, but is {}.", options.rank);
+  if (options.rank < 1) fail("method", "rank must be an integer >= 1, but is {}.", options.rank);
+}
+
+bool is_adapted(const MethodOptions& options, std::int64_t layer, Projection which) {
+  if (std::find(options.targets.begin(), options.targets.end(), which) == options.targets.end()) return false;
+  const bool listed = std::find(options.layers.begin(), options.layers.end(), layer) != options.layers.end();
+  if (!options.layers.empty() && (which == Projection::head || !listed)) return false;
+  const std::string name = module_name(layer, which);
+  return std::none_of(options.excluded.begin(), options.excluded.end(),
+                      [&](const std::string& excluded) { return name == excluded || name.ends_with("." + excluded); });
+}
+
+bool excludes_target(const MethodOptions& options, std::int64_t layers, const std::string& module) {
+  MethodOptions all = options, others = options;
+  all.excluded.clear();
+  others.excluded = {module};
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    for (const Projection which : options.targets) {
+      if (is_adapted(all, layer, which) && !is_adapted(others, layer, which)) return true;
+    }
+  }
+  return false;
 }
 
 void inject_low_rank(Injection& model) {
   const MethodOptions& options = model.options;
   const std::int64_t layers = model.config.layers;
+  for (const std::int64_t layer : options.layers) {
+    if (layer >= layers) {
+      fail("method", "layers_to_transform has layer {}, but the model has {} (0 to {}).", layer, layers, layers - 1);
+    }
+  }
+  for (const std::string& module : options.excluded) {
+    if (excludes_target(options, layers, module)) continue;
+    fail("method", "exclude_modules has \"{}\", which is not among the targets in layers 0 to {}; correct or drop it.",
+         module, layers - 1);
+  }
   const double scale = low_rank_scale(options);
   const auto seam = std::make_shared<LowRankSeam>(layers, options.dropout);
+  const std::size_t before = model.parameters.size();
   const auto add = [&](std::int64_t layer, Projection which, const Linear& frozen) {
-    if (std::find(options.targets.begin(), options.targets.end(), which) == options.targets.end()) return;
+    if (!is_adapted(options, layer, which)) return;
     const std::int64_t out = frozen.weight.size(0), in = frozen.weight.size(1);
     const std::string name = module_name(layer, which);
     // Kaiming's uniform start with a = sqrt(5), as everywhere: within 1 / sqrt(in).
@@ -162,6 +210,9 @@ void inject_low_rank(Injection& model) {
     for (std::size_t p = 0; p < frozen.size(); ++p) add(i, static_cast<Projection>(p), *frozen[p]);
   }
   add(layers, Projection::head, model.weights.head);
+  if (model.parameters.size() == before && (!options.layers.empty() || !options.excluded.empty())) {
+    fail("method", "layers_to_transform and exclude_modules leave no projection with LoRA matrices; widen them.");
+  }
   model.seams.linear = seam;
 }
 

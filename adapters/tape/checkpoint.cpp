@@ -23,7 +23,7 @@ MethodOptions position_options(const Checkpoint& checkpoint) {
   const auto up = checkpoint.stored().find("model.layers.0.pe.up_proj.weight");
   if (up == checkpoint.stored().end() || up->second.entry.shape.empty() ||
       up->second.entry.shape[0] % checkpoint.config().heads != 0) {
-    fail("tape", "{}: model.layers.0.pe.up_proj.weight must be there with a multiple of {} rows, one for each head.",
+    fail("tape", "{}: model.layers.0.pe.up_proj.weight must have a multiple of {} rows (the number of heads).",
          checkpoint.path().string(), checkpoint.config().heads);
   }
   const std::vector<std::string> words{"mix=" + mix,

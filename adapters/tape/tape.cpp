@@ -1,7 +1,5 @@
 #include "adapters/tape/tape.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include "adapters/lora/lora.h"
 #include "core/error.h"
 #include "kernels/position.h"
@@ -82,21 +80,24 @@ class ContextualPosition final : public PositionSeam {
   Mix mix_;
 };
 
-// Angles as precise as the model, so that what equivariance promises can be seen to the last digit; and, if so wished,
-// training draws where positions begin, which by equivariance changes nothing but the numbers it is computed with.
+// Angles as precise as the model, so that equivariance holds to the last digit. With random_offset, training draws
+// where each sequence's positions begin, which by equivariance changes only the numbers it is computed with.
 class Start final : public RotarySeam {
  public:
   explicit Start(bool random_offset) : random_offset_(random_offset) {}
 
   at::Tensor start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
                    at::ScalarType dtype, const Training* training) const override {
-    std::int64_t offset = 0;
+    at::Tensor from = positions;  // [B|1, N]
     if (random_offset_ && training != nullptr) {
-      const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(training->seed);
-      offset = at::randint(2 * config.longest_context(), {}, generator, at::kLong).item<std::int64_t>();
+      std::vector<std::int64_t> offsets;
+      for (std::int64_t row = 0; row < training->rows; ++row) {
+        const auto range = static_cast<std::uint64_t>(2 * config.longest_context());
+        offsets.push_back(static_cast<std::int64_t>(draw(training->row_seed(row), 0) % range));
+      }
+      from = positions + at::tensor(offsets, at::kLong).to(positions.device()).unsqueeze(1);  // [B, N]
     }
-    return rotary_state(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length),
-                        positions + offset, dtype);
+    return rotary_state(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), from, dtype);
   }
 
  private:
@@ -109,11 +110,12 @@ void tape_defaults(MethodOptions& options) { options.rank = 0; }
 
 void check_tape(const MethodOptions& options) {
   const MethodOptions plain;
-  if (options.rank > 0 || (options.alpha == plain.alpha && options.dropout == plain.dropout &&
-                           options.targets == plain.targets && !options.rslora && !options.dora)) {
+  if (options.rank > 0 ||
+      (options.alpha == plain.alpha && options.dropout == plain.dropout && options.targets == plain.targets &&
+       options.layers.empty() && options.excluded.empty() && !options.rslora && !options.dora)) {
     return;
   }
-  fail("method", "tape has no low-rank pairs unless it is given a rank; add rank=8, or leave out what is set of them.");
+  fail("method", "tape has no LoRA matrices unless it is given a rank; add rank=8, or drop the settings of LoRA.");
 }
 
 void inject_tape(Injection& model) {

@@ -1,4 +1,4 @@
-// Theta scaling (arXiv 2309.16039): LoRA, and a larger rotary base, so that slow frequencies reach further.
+// Theta scaling (arXiv 2309.16039): LoRA, and a larger rope_theta, so that slow frequencies reach further.
 #pragma once
 
 #include "adapters/adapter.h"

@@ -93,8 +93,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
   }
   if (config.tied_embeddings && checkpoint.has("lm_head.weight") && checkpoint.has("model.embed_tokens.weight") &&
       !at::equal(checkpoint.tensor("lm_head.weight"), checkpoint.tensor("model.embed_tokens.weight"))) {
-    // transformers 5 does the same: a head that was stored apart was trained apart.
-    warn("{}: the embeddings are said to be tied, but lm_head.weight differs from them; it is used as it is",
+    // transformers 5 does the same: a head that is stored separately was trained separately.
+    warn("{}: tie_word_embeddings is true, but lm_head.weight differs from the embeddings; they are used untied",
          folder.string());
     config.tied_embeddings = false;
   }

@@ -110,7 +110,7 @@ class Reader {
   }
 
   [[noreturn]] void missing(const char* key) const {
-    fail("config", "{}: {}{} is missing; this kind of rotary scaling needs it.", where_, prefix_, key);
+    fail("config", "{}: {}{} is missing; this kind of RoPE scaling needs it.", where_, prefix_, key);
   }
 
   [[noreturn]] void bad(const char* key, std::string_view rule, const Json& value) const {
@@ -254,6 +254,26 @@ Json rope_scaling_json(const RopeConfig& rope) {
   return scaling;
 }
 
+// Packed integers have other names and shapes than weights; the error should say why.
+void refuse_quantized(const Json& root, std::string_view where) {
+  const auto found = root.find("quantization_config");
+  if (found == root.end() || !found->is_object() || found->empty()) return;
+  const Json& quantized = *found;
+  const auto number = [&](const char* key) {
+    return quantized.contains(key) && quantized[key].is_number_integer() ? quantized[key].get<std::int64_t>() : 0;
+  };
+  const auto set = [&](const char* key) { return quantized.contains(key) && quantized[key] == true; };
+  const std::string method = Reader(quantized, where, "quantization_config.").text("quant_method");
+  const std::int64_t bits = set("load_in_4bit") || set("_load_in_4bit")   ? 4
+                            : set("load_in_8bit") || set("_load_in_8bit") ? 8
+                            : number("bits") > 0                          ? number("bits")
+                                                                          : number("w_bit");
+  fail("config",
+       "{}: the weights are quantized (quantization_config: {}{}), which tapetune does not read; use the model before "
+       "quantization, with F32, F16 or BF16 weights.",
+       where, method.empty() ? "no quant_method" : method, bits > 0 ? fmt::format(", {} bits", bits) : "");
+}
+
 }  // namespace
 
 std::string_view architecture_name(Architecture architecture) {
@@ -272,6 +292,7 @@ std::int64_t ModelConfig::longest_context() const {
 ModelConfig parse_config(std::string_view json, std::string_view where) {
   const Json root = parse_json(json, "config", where);
   if (!root.is_object()) fail("config", "{}: must be a JSON object.", where);
+  refuse_quantized(root, where);
   const Defaults& defaults = find_architecture(root, where);
   const Reader reader(root, where, "");
 
@@ -327,6 +348,8 @@ ModelConfig parse_config(std::string_view json, std::string_view where) {
   config.rope = read_rope(root, where, config.context, config.head_dim);
   return config;
 }
+
+std::string rope_scaling_text(const RopeConfig& rope) { return to_text(rope_scaling_json(rope)); }
 
 std::string write_config(const ModelConfig& config, std::string_view dtype) {
   Json root = config.json.empty() ? Json::object() : parse_json(config.json, "config", "config.json");

@@ -24,6 +24,8 @@ struct RopeConfig {
   bool truncate = true;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   std::vector<double> short_factor, long_factor;         // longrope: [head_dim / 2] each
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -53,6 +55,8 @@ struct ModelConfig {
 
 std::string_view architecture_name(Architecture architecture);  // "LlamaForCausalLM"
 std::string_view rope_type_name(RopeType type);                 // "default", "linear", …
+
+std::string rope_scaling_text(const RopeConfig& rope);  // config.json's rope_scaling, as JSON
 
 // `where` names the file in errors.
 ModelConfig parse_config(std::string_view json, std::string_view where);

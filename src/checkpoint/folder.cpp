@@ -13,6 +13,11 @@ namespace {
 constexpr const char* whole_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
 
+bool is_gguf(const fs::path& path) {
+  std::error_code status;
+  return path.extension() == ".gguf" && fs::is_regular_file(path, status);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> parse_index(std::string_view json, std::string_view where) {
@@ -46,6 +51,32 @@ void map_safetensors(const fs::path& path, StoredTensors& tensors) {
   }
 }
 
+std::vector<fs::path> weight_files(const fs::path& folder) {
+  std::error_code status;
+  if (fs::exists(folder / whole_name, status)) return {folder / whole_name};
+  const fs::path index = folder / index_name;
+  if (!fs::exists(index, status)) {
+    fail("checkpoint", "{}: has neither {} nor {}; convert .bin weights with transformers' save_pretrained first.",
+         folder.string(), whole_name, index_name);
+  }
+  std::set<fs::path> files;
+  for (const auto& [name, shard] : parse_index(read_text(index), index.string())) files.insert(folder / shard);
+  return {files.begin(), files.end()};
+}
+
+void refuse_gguf(const fs::path& path) {
+  std::error_code status;
+  fs::path file = is_gguf(path) ? path : fs::path();
+  if (fs::is_directory(path, status) && !fs::exists(path / "config.json", status)) {
+    for (const auto& entry : fs::directory_iterator(path, status)) {
+      if (is_gguf(entry.path())) file = entry.path();
+    }
+  }
+  if (file.empty()) return;
+  fail("checkpoint", "{}: is a GGUF file; convert it first: tapetune import {} --out DIR.", file.string(),
+       file.string());
+}
+
 CheckpointFolder CheckpointFolder::open(const fs::path& folder) {
   std::error_code status;
   if (!fs::exists(folder, status)) {
@@ -53,6 +84,7 @@ CheckpointFolder CheckpointFolder::open(const fs::path& folder) {
          "{}: no such folder; give the folder of a Hugging Face checkpoint (config.json, model.safetensors).",
          folder.string());
   }
+  refuse_gguf(folder);
   if (!fs::is_directory(folder, status)) {
     fail("checkpoint", "{}: is a file; give the folder that holds config.json and the weights.", folder.string());
   }
@@ -65,28 +97,18 @@ CheckpointFolder CheckpointFolder::open(const fs::path& folder) {
   result.path = folder;
   result.config = parse_config(read_text(config_path), config_path.string());
 
-  const fs::path whole = folder / whole_name;
-  const fs::path index = folder / index_name;
-  if (fs::exists(whole, status)) {
-    map_safetensors(whole, result.tensors);
-    result.shards = 1;
-    return result;
-  }
-  if (!fs::exists(index, status)) {
-    fail("checkpoint", "{}: has neither {} nor {}; convert .bin weights with transformers' save_pretrained first.",
-         folder.string(), whole_name, index_name);
-  }
-  const std::map<std::string, std::string> weight_map = parse_index(read_text(index), index.string());
-  std::set<std::string> shards;
-  for (const auto& [name, shard] : weight_map) shards.insert(shard);
-  for (const std::string& shard : shards) {
-    if (!fs::exists(folder / shard, status)) {
-      fail("checkpoint", "{}: no such file, but {} names it; download or copy this shard.", (folder / shard).string(),
-           index_name);
+  const std::vector<fs::path> files = weight_files(folder);
+  for (const fs::path& file : files) {
+    std::error_code absent;
+    if (!fs::exists(file, absent)) {
+      fail("checkpoint", "{}: no such file, but {} names it; download or copy this shard.", file.string(), index_name);
     }
-    map_safetensors(folder / shard, result.tensors);
+    map_safetensors(file, result.tensors);
   }
-  for (const auto& [name, shard] : weight_map) {
+  result.shards = files.size();
+  if (files.front().filename() == whole_name) return result;
+  const fs::path index = folder / index_name;
+  for (const auto& [name, shard] : parse_index(read_text(index), index.string())) {
     const auto found = result.tensors.find(name);
     if (found == result.tensors.end() || found->second.file->path().filename() != shard) {
       fail("checkpoint",
@@ -94,7 +116,6 @@ CheckpointFolder CheckpointFolder::open(const fs::path& folder) {
            index.string(), name, shard);
     }
   }
-  result.shards = shards.size();
   return result;
 }
 

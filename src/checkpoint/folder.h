@@ -31,6 +31,13 @@ std::map<std::string, std::string> parse_index(std::string_view json, std::strin
 // Adds the tensors of one safetensors file.
 void map_safetensors(const std::filesystem::path& path, StoredTensors& tensors);
 
+// The safetensors files of a checkpoint: model.safetensors, or the shards that its index names, in order. Fails where
+// there is neither.
+std::vector<std::filesystem::path> weight_files(const std::filesystem::path& folder);
+
+// Fails, naming `import`, where this is a GGUF file, or a folder that holds one in place of a checkpoint.
+void refuse_gguf(const std::filesystem::path& path);
+
 struct CheckpointFolder {
   static CheckpointFolder open(const std::filesystem::path& folder);
 

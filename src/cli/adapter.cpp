@@ -16,7 +16,7 @@ void add_adapter(CLI::App& app) {
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb =
-      app.add_subcommand("adapter", "Writes an adapter in PEFT's layout: a method at its start, or a copy");
+      app.add_subcommand("adapter", "Write an adapter in PEFT's format: a freshly initialized method, or a copy");
   options->model.add_to(*verb);
   verb->add_option("--out", options->out, "Folder to write")->required();
   verb->add_flag("--force", options->force, "Replace an existing folder");
@@ -25,10 +25,10 @@ void add_adapter(CLI::App& app) {
     const Checkpoint checkpoint = options->model.open();
     std::error_code status;
     if (std::filesystem::equivalent(options->out, checkpoint.path(), status)) {
-      fail("adapter", "{}: is the model's own folder; give the adapter one of its own.", options->out);
+      fail("adapter", "{}: is the model's own folder; choose another for the adapter.", options->out);
     }
     const AdaptedModel adapted = options->model.load(checkpoint);
-    for (const std::string& note : adapted.notes) warn("{}", note);
+    for (const std::string& text : adapted.notes) note("{}", text);
     save_adapter(adapted, options->out, checkpoint.path(), options->force);
   });
 }

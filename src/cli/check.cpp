@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/writer.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/error.h"
@@ -27,7 +28,8 @@ void run_gradients(const Gradients& options) {
   const std::vector<std::int64_t> tokens = parse_tokens(options.tokens, "--tokens");
   if (tokens.size() < 2) fail("check", "a loss needs two tokens at least, but there is {}.", tokens.size());
   const AdaptedModel adapted = options.model.load(checkpoint);
-  if (adapted.parameters.empty()) fail("check", "method {} trains nothing; name another.", adapted.options.method);
+  if (adapted.parameters.empty())
+    fail("check", "method {} has no trainable parameters; choose another.", adapted.options.method);
   const at::Tensor all = at::tensor(tokens, at::kLong);
   const std::int64_t length = all.size(0);
   ForwardInput in;
@@ -52,7 +54,7 @@ struct Shift {
   bool json = false;
 };
 
-// A method that starts as the base model has nothing to show yet: its zeros are drawn.
+// A method that starts as the base model shows nothing yet: parameters at zero get random values.
 void draw_zeros(const AdaptedModel& adapted, double spread, std::uint64_t seed) {
   const c10::NoGradGuard drawing;
   at::manual_seed(seed);
@@ -72,7 +74,7 @@ void run_shift(const Shift& options) {
   }
   if (tokens.empty()) fail("check", "the text has no tokens; give a longer one.");
   if (tokens.size() > 512)
-    fail("check", "{} tokens are too many for attention as a matrix; give 512 at most.", tokens.size());
+    fail("check", "{} tokens are too many for full attention matrices; give 512 at most.", tokens.size());
 
   std::vector<std::pair<std::string, AdaptedModel>> models;
   ModelOptions plain = options.model;
@@ -140,14 +142,14 @@ void run_shift(const Shift& options) {
 
 void add_check(CLI::App& app) {
   CLI::App* verb =
-      app.add_subcommand("check", "What a method computes: its gradients, and whether positions may shift");
+      app.add_subcommand("check", "Check a method: its gradients, and whether it is invariant to position shifts");
   verb->require_subcommand(1);
   verb->footer("example: tapetune check shift /models/Llama-2-7b-hf --method tape");
 
   const auto gradients = std::make_shared<Gradients>();
-  CLI::App* grad = verb->add_subcommand("gradients", "Loss and gradients of a text as a safetensors file");
+  CLI::App* grad = verb->add_subcommand("gradients", "Write loss and gradients of a text to a safetensors file");
   gradients->model.add_to(*grad);
-  grad->add_option("--tokens", gradients->tokens, "Token ids: 1,2,3")->required();
+  grad->add_option("--tokens", gradients->tokens, "Token ids, as 1,2,3")->required();
   grad->add_option("--checkpointing", gradients->checkpointing, "off, full or selective")
       ->check(CLI::IsMember({"off", "full", "selective"}));
   grad->add_option("--out", gradients->out, "File to write: loss [] and grad.NAME of every trained parameter")
@@ -159,18 +161,19 @@ void add_check(CLI::App& app) {
   grad->callback([gradients] { run_gradients(*gradients); });
 
   const auto shift = std::make_shared<Shift>();
-  CLI::App* moved = verb->add_subcommand("shift", "How attention and positions change when a text moves, by layer");
+  CLI::App* moved = verb->add_subcommand(
+      "shift", "Measure how attention and position states change when a text is shifted, by layer");
   shift->model.add_to(*moved);
-  auto* input = moved->add_option_group("text", "what to look at, one of");
-  input->add_option("--text", shift->text, "A text");
-  input->add_option("--tokens", shift->tokens, "Token ids: 1,2,3 (needs no tokenizer)");
+  auto* input = moved->add_option_group("text", "Text (one of)");
+  input->add_option("--text", shift->text, "Text to shift");
+  input->add_option("--tokens", shift->tokens, "Token ids, as 1,2,3 (needs no tokenizer)");
   input->require_option(0, 1);
   shift->text = "The quick brown fox jumps over the lazy dog while the old clock in the hall strikes twelve times.";
-  moved->add_option("--by", shift->by, "Tokens added in front, and added to ids (default 3)")
-      ->check(CLI::PositiveNumber);
+  moved->add_option("--by", shift->by, "Shift in tokens: tokens put in front, or added to position ids (default: 3)")
+      ->transform(whole_number(1));
   moved->add_option("--spread", shift->spread,
-                    "Standard deviation of what is drawn for a method's zeros at its start (default 0.02)");
-  moved->add_flag("--json", shift->json, "For programs");
+                    "Standard deviation of the noise put on zero-initialized parameters (default: 0.02)");
+  moved->add_flag("--json", shift->json, "Print the results as JSON");
   moved->footer("example: tapetune check shift /models/Llama-2-7b-hf --method tape --by 3");
   moved->callback([shift] { run_shift(*shift); });
 }

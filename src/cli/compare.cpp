@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include "cli/ending.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
@@ -17,21 +19,24 @@ void add_compare(CLI::App& app) {
     TogetherOptions together;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      app.add_subcommand("compare", "Trains recipes, measures them and their base model alike, and writes a report");
-  verb->add_option("recipes", options->words, "Recipes' files or shipped names, then key=value over all of them")
+  CLI::App* verb = app.add_subcommand(
+      "compare", "Train recipes, evaluate them and their base model the same way, and write a report");
+  verb->add_option("recipes", options->words,
+                   "Recipe files or names of shipped recipes, then key=value settings for all of them")
       ->required();
-  verb->add_option("--out", options->out, "Folder of the report, and of what was measured so far")->required();
-  verb->add_option("--runs", options->runs, "Folder for a run folder each (default: those that the recipes name)");
+  verb->add_option("--out", options->out, "Folder for the report and for evaluations in progress")->required();
+  verb->add_option("--runs", options->runs,
+                   "Folder that gets a run folder for each recipe (default: the recipes' own)");
   verb->add_option("--eval", options->eval,
-                   "What to measure, as YAML or JSON: data, contexts, protocol, stride, limit, passkey {contexts, "
-                   "depths, trials, seed} (default: sliding, on what the recipes hold out, up to twice their context)");
-  verb->add_option("--threads", options->threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
+                   "YAML or JSON file with what to evaluate: data, contexts, protocol, stride, limit, passkey "
+                   "{contexts, depths, trials, seed} (default: sliding window perplexity on the held-out data, up to "
+                   "twice the training context)");
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
   add_together(*verb, options->together);
   verb->footer(
-      "What is trained and measured already is kept: after Ctrl-C or a crash the same command goes on.\n"
-      "example: tapetune compare llama2-7b-8k/lora llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens\n"
-      "         held_out=0.01 --out compare/");
+      "Finished runs and evaluations are kept: rerun the same command to resume after Ctrl-C or a crash.\n"
+      "example: tapetune compare llama2-7b-8k/lora llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens "
+      "held_out=0.01 --out compare/");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
     together(options->together, [&](World& world) {
@@ -40,6 +45,10 @@ void add_compare(CLI::App& app) {
       if (!options->eval.empty()) comparing.plan = read_eval_plan(options->eval);
       comparing.out = options->out;
       comparing.version = TAPETUNE_VERSION;
+      comparing.recipe_words = words.recipes;
+      comparing.settings = words.settings;
+      comparing.eval_file = options->eval;
+      comparing.describe_error = [](const std::exception_ptr& thrown) { return ending(thrown).text; };
       const std::vector<NamedRecipe> recipes = read_recipes(words.recipes, words.settings, options->runs);
       const Comparison comparison = compare(recipes, comparing, world);
       if (!world.leads()) return;

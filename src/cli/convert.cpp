@@ -5,6 +5,7 @@
 #include "checkpoint/dtype.h"
 #include "checkpoint/writer.h"
 #include "cli/verbs.h"
+#include "cli/wrote.h"
 #include "core/error.h"
 
 namespace tapetune::cli {
@@ -15,13 +16,12 @@ void add_convert(CLI::App& app) {
     bool force = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      app.add_subcommand("convert", "Write a checkpoint anew: other dtype, other shards, today's config.json");
+  CLI::App* verb = app.add_subcommand("convert", "Rewrite a checkpoint: dtype, sharding, current config.json format");
   verb->add_option("model", options->model, "Folder of a Hugging Face checkpoint")->required();
-  verb->add_option("--out", options->out, "Folder to write; it appears only when all of it is on disk")->required();
-  verb->add_option("--dtype", options->dtype, "keep, f32, f16 or bf16")
+  verb->add_option("--out", options->out, "Folder to write; it appears only once it is complete")->required();
+  verb->add_option("--dtype", options->dtype, "keep (as stored), f32, f16 or bf16 (default: keep)")
       ->check(CLI::IsMember({"keep", "f32", "f16", "bf16"}));
-  verb->add_option("--shard-size", options->shard_size, "Largest file: 5GB (decimal) by default");
+  verb->add_option("--shard-size", options->shard_size, "Largest file, in decimal units (default: 5GB)");
   verb->add_flag("--force", options->force, "Replace an existing folder");
   verb->footer("example: tapetune convert /models/Llama-2-7b-hf --dtype bf16 --out /models/llama2-7b-bf16");
   verb->callback([options] {
@@ -29,7 +29,7 @@ void add_convert(CLI::App& app) {
     const WriteOptions write{parse_size(options->shard_size), options->force, options->model};
     const Checkpoint checkpoint = Checkpoint::open(options->model);
     if (holds_positions(checkpoint.stored())) {
-      fail("convert", "{}: holds TAPE's positions; write it anew with tapetune merge, which keeps them.",
+      fail("convert", "{}: holds TAPE's position tensors; rewrite it with tapetune merge, which keeps them.",
            options->model);
     }
     std::vector<PlannedTensor> plan;
@@ -42,6 +42,7 @@ void add_convert(CLI::App& app) {
     write_checkpoint(
         options->out, checkpoint.config(), plan, [&](const std::string& name) { return checkpoint.tensor(name); },
         write);
+    print_wrote(options->out);
   });
 }
 

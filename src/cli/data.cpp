@@ -3,7 +3,9 @@
 #include <cstdio>
 #include <map>
 
+#include "cli/numbers.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "core/signals.h"
@@ -29,7 +31,7 @@ std::string unescaped(const std::string& text) {
 
 void add_pack(CLI::App& app) {
   const auto options = std::make_shared<PackOptions>();
-  CLI::App* verb = app.add_subcommand("pack", "Text to a token file");
+  CLI::App* verb = app.add_subcommand("pack", "Pack text into a token file");
   const std::map<std::string, Frame> frames{
       {"auto", Frame::automatic}, {"always", Frame::always}, {"none", Frame::never}};
   verb->add_option("text", options->inputs, ".txt or .jsonl, also with .gz or .zst; folders; patterns in quotes")
@@ -45,16 +47,17 @@ void add_pack(CLI::App& app) {
   verb->add_option("--eos", options->eos, "After each document: auto (where the tokenizer has it), always or none")
       ->transform(CLI::Transformer(frames))
       ->default_str("auto");
-  verb->add_flag("--strip", options->strip, "Without white space at both ends of each document");
-  verb->add_option("--threads", options->threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
+  verb->add_flag("--strip", options->strip, "Strip white space from both ends of each document");
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
   verb->add_flag("--force", options->replace, "Replace an existing token file");
   verb->footer(
       "example: tapetune data pack books/ 'more/*.jsonl.zst' --model /models/Llama-2-7b-hf --out books.tokens");
   verb->callback([options] {
     options->format.delimiter = unescaped(options->format.delimiter);
     const Packed packed = pack(*options);
-    fmt::print("{}: {} tokens of {} bits in {} documents, from {} files of {} bytes\n", options->out.string(),
-               packed.info.tokens, 8 * packed.info.token_bytes, packed.info.documents, packed.files, packed.bytes);
+    fmt::print("{}: {} of {} bits in {}, from {} of {} bytes\n", options->out.string(),
+               counted(packed.info.tokens, "token"), 8 * packed.info.token_bytes,
+               counted(packed.info.documents, "document"), counted(packed.files, "file"), grouped(packed.bytes));
   });
 }
 
@@ -116,7 +119,8 @@ void show(const ShowOptions& options) {
     fmt::print("{}\n", to_text(header(file)));
     return;
   }
-  if (options.model.empty()) fail("data", "documents cannot be shown without a tokenizer; give --model DIR or --json.");
+  if (options.model.empty())
+    fail("data", "showing documents needs a tokenizer; give --model DIR, or --json for the header.");
   const Tokenizer tokenizer = Tokenizer::open(options.model);
   const Vocabulary vocabulary = read_vocabulary(options.model);
   file.require_vocabulary(vocabulary);
@@ -138,17 +142,17 @@ void show(const ShowOptions& options) {
 
 void add_show(CLI::App& app) {
   const auto options = std::make_shared<ShowOptions>();
-  CLI::App* verb = app.add_subcommand("show", "Documents of a token file as text, or what its header says");
+  CLI::App* verb = app.add_subcommand("show", "Show documents of a token file as text, or its header");
   verb->add_option("file", options->file, "Token file")->required();
   verb->add_option("--model", options->model, "Folder with the tokenizer.json that the file was packed with");
   verb->add_option("--documents", options->documents, "How many to print")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0))
       ->capture_default_str();
   verb->add_option("--from", options->from, "The first to print, counted from 0")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0))
       ->capture_default_str();
   verb->add_flag("--raw", options->raw, "The file is 16-bit tokens without a header (LongLoRA's .bin)");
-  verb->add_flag("--json", options->json, "The header as one JSON object, and no documents");
+  verb->add_flag("--json", options->json, "Only the header, as JSON");
   verb->footer("example: tapetune data show books.tokens --model /models/Llama-2-7b-hf --from 2");
   verb->callback([options] { show(*options); });
 }
@@ -156,7 +160,7 @@ void add_show(CLI::App& app) {
 }  // namespace
 
 void add_data(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("data", "Text to token files, and back");
+  CLI::App* verb = app.add_subcommand("data", "Pack text into token files, and show them");
   verb->require_subcommand(1);
   verb->footer(
       "example: tapetune data pack books/ --model /models/Llama-2-7b-hf --out books.tokens\n"

@@ -1,8 +1,9 @@
 #include "cli/ending.h"
 
-#include <CLI/CLI.hpp>
-
+#include "cli/usage.h"
+#include "core/digits.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace tapetune::cli {
 
@@ -16,23 +17,52 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// Of an allocation that failed: LibTorch's text names the bytes, if anything does.
+std::string out_of_memory(const std::string& what) {
+  std::string asked;
+  constexpr std::string_view before = "you tried to allocate ";
+  if (const std::size_t at = what.find(before); at != std::string::npos) {
+    const double bytes = std::strtod(what.c_str() + at + before.size(), nullptr);
+    if (bytes > 0) asked = fmt::format(" ({} asked for)", bytes_text(bytes));
+  }
+  return fmt::format(
+      "[memory] out of memory{}; in training lower micro_batch or set checkpointing=full (tapetune plan tells what a "
+      "recipe needs), else use a shorter context or a smaller model",
+      asked);
+}
+
+bool says_out_of_memory(const std::string& what) {
+  return what.find("DefaultCPUAllocator") != std::string::npos || what.find("out of memory") != std::string::npos;
+}
+
 }  // namespace
 
 Ending ending(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
-  } catch (const CLI::ParseError& error) {
-    return {one_line(fmt::format("[usage] {}; see tapetune --help", error.what())), bad_usage};
+  } catch (const UsageError& error) {
+    return {one_line(fmt::format("[usage] {}", error.what())), bad_usage};
   } catch (const Interrupted& error) {
     return {one_line(error.what()), resumable};
   } catch (const Error& error) {
     return {error.what(), bad_input};
   } catch (const c10::Error& error) {
-    return {one_line(fmt::format("[torch] {}", error.what_without_backtrace())), bad_input};
+    const std::string what = error.what_without_backtrace();
+    if (says_out_of_memory(what)) return {out_of_memory(what), bad_input};
+    return {one_line("[torch] " + what), bad_input};
   } catch (const std::bad_alloc&) {
-    return {"[memory] there is not enough memory; use a shorter sequence or a smaller model", bad_input};
+    return {out_of_memory(""), bad_input};
   } catch (const std::exception& error) {
     return {one_line(fmt::format("[internal] {}", error.what())), bad_input};
+  }
+}
+
+void tell(const Ending& end) {
+  if (end.text.empty()) return;
+  if (end.code == resumable) {
+    fmt::print(stderr, "{}\n", end.text);
+  } else {
+    log_error(end.text);
   }
 }
 

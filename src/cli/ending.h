@@ -1,4 +1,4 @@
-// How the program ends when something was thrown: one line, but for errors of ours that have several, and an exit code.
+// How the program ends after an exception: an exit code and a message of one line (a recipe has one for each mistake).
 #pragma once
 
 #include <exception>
@@ -14,5 +14,8 @@ struct Ending {
 };
 
 Ending ending(const std::exception_ptr& thrown);
+
+// On stderr: what failed as "error: ...", an interruption as it is.
+void tell(const Ending& end);
 
 }  // namespace tapetune::cli

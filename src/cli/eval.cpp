@@ -2,7 +2,9 @@
 #include <CLI/CLI.hpp>
 
 #include <chrono>
+#include <optional>
 
+#include "cli/numbers.h"
 #include "cli/subject.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
@@ -12,6 +14,7 @@
 #include "data/pack.h"
 #include "eval/perplexity.h"
 #include "train/base.h"
+#include "train/run_data.h"
 
 namespace tapetune::cli {
 
@@ -27,14 +30,13 @@ bool is_text(fs::path path) {
 // Through a token file that vanishes with the last use of it.
 TokenFile tokenised(const std::string& path, const fs::path& tokenizer_folder, int threads) {
   if (tokenizer_folder.empty()) {
-    fail("eval", "{}: the model comes without a tokenizer, so that text needs to be packed first (tapetune data pack).",
-         path);
+    fail("eval", "{}: the model has no tokenizer; pack the text first (tapetune data pack).", path);
   }
   const Tokenizer tokenizer = Tokenizer::open(tokenizer_folder);
   const TokenIds framed = tokenizer.encode("a");
   std::string folder = (fs::temp_directory_path() / "tapetune-eval-XXXXXX").string();
   if (::mkdtemp(folder.data()) == nullptr) {
-    fail("eval", "{}: no folder can be made there for the tokens of {}; set TMPDIR to another.", folder, path);
+    fail("eval", "{}: cannot create this folder for the tokens of {}; set TMPDIR to another.", folder, path);
   }
   const std::unique_ptr<const std::string, void (*)(const std::string*)> gone(&folder, [](const std::string* name) {
     std::error_code ignored;
@@ -60,10 +62,32 @@ struct Perplexity {
   TogetherOptions together;
 };
 
+// The recipe of a run in the folder where it is; none: not a run.
+std::optional<Recipe> recipe_here(const Perplexity& options, const Subject& subject) {
+  std::optional<Recipe> recipe = subject.recipe;
+  if (recipe) recipe->run = run_of(options.model.folder).string();
+  return recipe;
+}
+
+// What training packed from this text, for its held-out part: with the same tokens around documents, it begins at the
+// same place. Empty: nothing.
+fs::path packed_by_training(const Perplexity& options, const Subject& subject) {
+  const std::optional<Recipe> recipe = recipe_here(options, subject);
+  if (!recipe || options.split != "held-out") return {};
+  const std::optional<TrainingData> source = find_training_data(*recipe, options.data);
+  if (!source || !source->whole || !is_text_data(*recipe, source->index)) return {};
+  std::error_code status;
+  const fs::path tokens = token_path(*recipe, source->index);
+  return fs::exists(tokens, status) ? tokens : fs::path();
+}
+
 TokenRange open_range(const Perplexity& options, const Subject& subject) {
   const ModelConfig& config = subject.adapted.model.config();
-  const TokenFile file = is_text(options.data) ? tokenised(options.data, subject.tokenizer, options.model.threads)
-                                               : open_tokens(options.data, known_vocabulary(subject.tokenizer), config);
+  const fs::path packed = packed_by_training(options, subject);
+  const TokenFile file =
+      packed.empty() && is_text(options.data)
+          ? tokenised(options.data, subject.tokenizer, options.model.threads)
+          : open_tokens(packed.empty() ? fs::path(options.data) : packed, known_vocabulary(subject.tokenizer), config);
   TokenRange range{file, 0, file.size()};
   if (options.split == "held-out") {
     const double recipes = subject.recipe ? subject.recipe->held_out : 0;
@@ -75,14 +99,26 @@ TokenRange open_range(const Perplexity& options, const Subject& subject) {
   return range;
 }
 
+void warn_of_training_text(const Perplexity& options, const Subject& subject) {
+  const std::optional<Recipe> recipe = recipe_here(options, subject);
+  const std::optional<TrainingData> source =
+      recipe ? find_training_data(*recipe, options.data) : std::optional<TrainingData>();
+  if (!source || (source->whole && options.split == "held-out")) return;
+  const std::string all = source->whole ? "" : fmt::format("--data {} ", recipe->data[source->index].path);
+  warn("{} is {}the run's training data, so its perplexity does not show how the model does on new text; {}",
+       options.data, source->whole ? "" : "part of ",
+       recipe->held_out > 0 ? fmt::format("{}--split held-out measures the part that was held out", all)
+                            : "use another text, or train with held_out=0.1 and give --split held-out");
+}
+
 std::string about(Protocol protocol) {
   switch (protocol) {
     case Protocol::longlora:
-      return "every window counted in full, as in the papers' tables";
+      return "every token of every window scored, as in the papers' tables";
     case Protocol::sliding:
-      return "each token counted once, after context - stride others or more";
+      return "each token scored once, after at least context - stride others";
     default:
-      return "windows side by side";
+      return "windows that do not overlap";
   }
 }
 
@@ -97,12 +133,12 @@ void print_table(const std::vector<ContextPerplexity>& results, Protocol protoco
     fmt::print("{:>8}{}  {:>7}  {:>8}  {:>11}  {:>8.4f}  {:>10.5g}\n", row.context, marked ? "*" : " ", row.stride,
                row.windows, row.tokens, row.loss, row.perplexity);
   }
-  if (beyond) fmt::print("* beyond the model's context of {}\n", model_context);
+  if (beyond) fmt::print("* longer than the model's context of {}\n", model_context);
 }
 
 void print_buckets(const std::vector<ContextPerplexity>& results) {
   const std::size_t buckets = results.front().buckets.size();
-  fmt::print("\nloss by place in the window, in {} equal parts\n{:>9}", buckets, "context");
+  fmt::print("\nloss by position in the window, in {} equal parts\n{:>9}", buckets, "context");
   for (std::size_t b = 0; b < buckets; ++b) fmt::print("  {:>7}", b + 1);
   fmt::print("\n");
   for (const ContextPerplexity& row : results) {
@@ -146,9 +182,10 @@ void run_verb(const Perplexity& options, World& world) {
   const std::int64_t longest = model.config().longest_context();
   settings.contexts = options.contexts.empty() ? std::vector{longest} : options.contexts;
   const TokenRange range = open_range(options, subject);
+  if (world.leads()) warn_of_training_text(options, subject);
   PerplexityRun run(model, range, settings);
   for (const std::int64_t context : settings.contexts) {
-    if (context > longest) warn("a context of {} is beyond the model's of {}", context, longest);
+    if (context > longest) warn("a context of {} is longer than the model's context of {}", context, longest);
   }
   const Keeping keeping{options.resume, subject.identity(), &world};
   take_up(run, keeping);
@@ -169,40 +206,42 @@ void run_verb(const Perplexity& options, World& world) {
                                2));
     return;
   }
-  fmt::print("{} tokens of {}, from token {} on\n", range.size, options.data, range.begin);
+  fmt::print("{} tokens of {}, starting at token {}\n", range.size, options.data, range.begin);
   print_table(results, settings.protocol, longest);
   if (options.buckets > 0) print_buckets(results);
 }
 
 void add_perplexity(CLI::App& app) {
   const auto options = std::make_shared<Perplexity>();
-  CLI::App* verb = app.add_subcommand("perplexity", "Perplexity of a text by length of context");
+  CLI::App* verb = app.add_subcommand("perplexity", "Perplexity of a text at one or several context lengths");
   add_subject(*verb, options->model);
   verb->add_option("--data", options->data,
-                   "A token file, 16-bit tokens (.bin), or text (.txt, .jsonl, also .gz and .zst)")
+                   "Token file, 16-bit token ids (.bin), or text (.txt, .jsonl, also .gz and .zst)")
       ->required();
-  verb->add_option("--context", options->contexts, "One or several, separated by commas (default: the model's)")
+  verb->add_option("--context", options->contexts, "Context lengths in tokens (default: the model's context)")
       ->delimiter(',')
       ->allow_extra_args(false)
+      ->transform(context_length())
       ->type_name("N,N,...");
-  verb->add_option("--protocol", options->protocol,
-                   "sliding: each token once, with context - stride others before it or more; longlora: every window "
-                   "counted in full, as in the papers' tables; blocks: windows side by side")
+  verb->add_option(
+          "--protocol", options->protocol,
+          "sliding: each token is scored once, with at least context - stride tokens before it; longlora: every "
+          "token of every window is scored, as in the papers' tables; blocks: windows that do not overlap")
       ->capture_default_str();
   verb->add_option("--stride", options->stride,
-                   "From one window to the next (default: sliding half the context, longlora 256)");
-  auto* split =
-      verb->add_option("--split", options->split, "whole, or held-out: the last part of the data, as in training")
-          ->check(CLI::IsMember({"whole", "held-out"}))
-          ->capture_default_str();
-  verb->add_option("--held-out", options->held_out, "Its share (default: the recipe's of a run, else 0.1)")
+                   "Tokens from one window to the next (default: half the context for sliding, 256 for longlora)");
+  auto* split = verb->add_option("--split", options->split,
+                                 "whole, or held-out: the last part of the data, which training leaves out")
+                    ->check(CLI::IsMember({"whole", "held-out"}))
+                    ->capture_default_str();
+  verb->add_option("--held-out", options->held_out,
+                   "Fraction of the data that is held out (default: that of the run's recipe, else 0.1)")
       ->needs(split);
-  verb->add_option("--limit", options->limit, "Only so many tokens, the first ones")->check(CLI::PositiveNumber);
-  verb->add_option("--buckets", options->buckets, "Also the loss by place in the window, in so many equal parts")
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--resume", options->resume,
-                   "File that keeps the sums, so that the same command goes on where it was cut off");
-  verb->add_flag("--json", options->json, "For programs");
+  verb->add_option("--limit", options->limit, "Use only the first N tokens")->transform(whole_number(1));
+  verb->add_option("--buckets", options->buckets, "Also print the loss by position in the window, in N equal parts")
+      ->transform(whole_number(1));
+  verb->add_option("--resume", options->resume, "File that stores partial results: rerun the same command to resume");
+  verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune eval perplexity runs/tape --data pg19.tokens --context 1024,2048,4096,8192");
   add_together(*verb, options->together);
   verb->callback([options] {
@@ -214,7 +253,8 @@ void add_perplexity(CLI::App& app) {
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("eval", "What a model or a run is worth: perplexity, pass keys, multiple choice");
+  CLI::App* verb =
+      app.add_subcommand("eval", "Evaluate a model or a run: perplexity, passkey retrieval, multiple choice");
   verb->require_subcommand(1);
   verb->footer("example: tapetune eval perplexity runs/tape --data pg19.tokens --context 1024,2048,4096,8192");
   add_perplexity(*verb);

@@ -2,9 +2,11 @@
 
 #include <chrono>
 
+#include "cli/numbers.h"
 #include "cli/subject.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "eval/choice.h"
@@ -25,12 +27,12 @@ void print_score(const ChoiceScore& score) {
   const auto share = [](double value, double error) {
     return fmt::format("{:.4f} ± {}", value, std::isnan(error) ? "-" : fmt::format("{:.4f}", error));
   };
-  fmt::print("{:<38}  {:>9}  {:>15}  {:>15}\n", score.name, score.questions, share(score.acc, score.acc_stderr),
+  fmt::print("{:<35}  {:>9}  {:>15}  {:>15}\n", score.name, score.questions, share(score.acc, score.acc_stderr),
              share(score.acc_norm, score.acc_norm_stderr));
 }
 
 void print_table(const ChoiceResults& results) {
-  fmt::print("{:<38}  {:>9}  {:>15}  {:>15}\n", "", "questions", "acc", "acc_norm");
+  fmt::print("{:<35}  {:>9}  {:>15}  {:>15}\n", "", "questions", "acc", "acc_norm");
   if (results.parts.size() > 1) {
     for (const ChoiceScore& score : results.parts) print_score(score);
     fmt::print("\n");
@@ -88,7 +90,8 @@ void run_verb(const Choice& verb, World& world) {
   if (!world.leads()) return;
   if (!verb.details.empty()) write_details(run, verb.details);
   if (run.shortened() > 0) {
-    warn("{} questions are beyond the model's context of {}, and lost their beginning", run.shortened(), context);
+    warn("{} longer than the model's context of {}: truncated on the left", counted(run.shortened(), "question"),
+         context);
   }
   if (verb.json) {
     fmt::print("{}\n", to_text(Json{{"model", verb.model.folder},
@@ -105,10 +108,11 @@ void run_verb(const Choice& verb, World& world) {
                                2));
     return;
   }
-  fmt::print("{} of {}, {} shots\n\n", run.task().name, verb.data, run.task().shots);
+  fmt::print("{} of {}, {}\n\n", run.task().name, verb.data, counted(run.task().shots, "shot"));
   print_table(results);
   if (run.shortened() > 0) {
-    fmt::print("{} questions lost their beginning: beyond the model's context of {}\n", run.shortened(), context);
+    fmt::print("{} truncated on the left: longer than the model's context of {}\n",
+               counted(run.shortened(), "question"), context);
   }
 }
 
@@ -117,29 +121,29 @@ void run_verb(const Choice& verb, World& world) {
 void add_choice(CLI::App& app) {
   const auto options = std::make_shared<Choice>();
   ChoiceSource& source = options->source;
-  CLI::App* verb = app.add_subcommand("choice", "Multiple choice by log-likelihood: MMLU, ARC");
+  CLI::App* verb =
+      app.add_subcommand("choice", "Multiple choice by log-likelihood, as in lm-evaluation-harness: MMLU, ARC");
   add_subject(*verb, options->model);
   verb->add_option("--task", source.task, "mmlu or arc")->required();
   verb->add_option("--data", options->data,
-                   "mmlu: the folder with dev/SUBJECT_dev.csv and test/SUBJECT_test.csv; arc: a file of JSON objects")
+                   "mmlu: folder with dev/SUBJECT_dev.csv and test/SUBJECT_test.csv; arc: JSON or JSONL file")
       ->required();
-  verb->add_option("--shots", source.shots, "Solved questions before each (default: mmlu 5, from its dev; arc 0)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--shots-from", options->shots_from, "arc: the file whose first questions are shown solved");
-  verb->add_option("--split", source.split, "mmlu: which questions")
+  verb->add_option("--shots", source.shots, "Few-shot examples (default: 5 from the dev split for mmlu, 0 for arc)")
+      ->transform(whole_number(0));
+  verb->add_option("--shots-from", options->shots_from, "arc: file with the few-shot examples");
+  verb->add_option("--split", source.split, "mmlu: test, val or dev")
       ->check(CLI::IsMember({"test", "val", "dev"}))
       ->capture_default_str();
-  verb->add_option("--subjects", source.subjects, "mmlu: only these (default: all)")
+  verb->add_option("--subjects", source.subjects, "mmlu: evaluate only these subjects (default: all)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,NAME,...");
-  verb->add_option("--limit", source.limit, "Only so many questions of each subject, the first ones")
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--resume", options->resume,
-                   "File that keeps the answers, so that the same command goes on where it was cut off");
+  verb->add_option("--limit", source.limit, "Use only the first N questions of each subject")
+      ->transform(whole_number(1));
+  verb->add_option("--resume", options->resume, "File that stores partial results: rerun the same command to resume");
   verb->add_option("--details", options->details,
-                   "File for every question: its prompt, the log-likelihood of each choice, a JSON object a line");
-  verb->add_flag("--json", options->json, "For programs");
+                   "JSONL file to write: the prompt and the log-likelihood of each choice, one question per line");
+  verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune eval choice runs/tape --task mmlu --data mmlu/");
   add_together(*verb, options->together);
   verb->callback([options] {

@@ -2,9 +2,11 @@
 
 #include <chrono>
 
+#include "cli/numbers.h"
 #include "cli/subject.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "eval/passkey.h"
@@ -38,8 +40,8 @@ void print_lengths(const std::vector<PasskeyCell>& cells, std::int64_t model_con
 
 // A row a length, a column a depth.
 void print_grid(const std::vector<PasskeyCell>& cells, std::size_t depths, std::int64_t model_context) {
-  fmt::print("accuracy by tokens and depth: 0 is the beginning of the text\n{:>9}", "tokens");
-  for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>5}", *cells[d].depth);
+  fmt::print("accuracy by length and depth (0 is the start of the text)\n{:>9}", "tokens");
+  for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>4}", *cells[d].depth);
   fmt::print("\n");
   for (std::size_t row = 0; row < cells.size(); row += depths) {
     double tokens = 0;
@@ -49,7 +51,7 @@ void print_grid(const std::vector<PasskeyCell>& cells, std::size_t depths, std::
       beyond = beyond || cells[row + d].longest > model_context;
     }
     fmt::print("{:>8.0f}{}", tokens, mark(beyond));
-    for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>5.2f}", accuracy(cells[row + d]));
+    for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>4.2f}", accuracy(cells[row + d]));
     fmt::print("\n");
   }
 }
@@ -99,7 +101,7 @@ void run_verb(const Passkey& verb, World& world) {
   for (const PasskeyCell& cell : run.results()) longest = std::max(longest, cell.longest);
   const Keeping keeping{verb.resume, subject.identity(), &world};
   take_up(run, keeping);
-  if (longest > context) warn("prompts of up to {} tokens are beyond the model's context of {}", longest, context);
+  if (longest > context) warn("prompts of up to {} tokens are longer than the model's context of {}", longest, context);
   const auto start = std::chrono::steady_clock::now();
   const std::vector<PasskeyCell> cells = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -117,14 +119,15 @@ void run_verb(const Passkey& verb, World& world) {
                                2));
     return;
   }
-  fmt::print("pass keys of seed {} on; answers compared as {}\n\n", verb.options.seed,
-             run.judge().by_ids() ? "token ids, as in the papers" : "text");
+  fmt::print("passkey retrieval: {} for each length{}, seeds from {}\nanswers compared as {}\n\n",
+             counted(verb.options.trials, "trial"), verb.options.depths.empty() ? "" : " and depth", verb.options.seed,
+             run.judge().by_ids() ? "token ids" : "text");
   if (verb.options.depths.empty()) {
     print_lengths(cells, context);
   } else {
     print_grid(cells, verb.options.depths.size(), context);
   }
-  if (longest > context) fmt::print("* beyond the model's context of {}\n", context);
+  if (longest > context) fmt::print("* longer than the model's context of {}\n", context);
 }
 
 }  // namespace
@@ -132,34 +135,35 @@ void run_verb(const Passkey& verb, World& world) {
 void add_passkey(CLI::App& app) {
   const auto options = std::make_shared<Passkey>();
   PasskeyOptions& wanted = options->options;
-  CLI::App* verb = app.add_subcommand("passkey", "Whether a number hidden in a long text is found again");
+  CLI::App* verb = app.add_subcommand("passkey", "Passkey retrieval: find a number hidden in a long text");
   add_subject(*verb, options->model, /*seeded=*/true);
   auto* contexts = verb->add_option("--context", wanted.contexts,
-                                    "Tokens of prompt and answer, one or several (default: the papers' lengths)")
+                                    "Lengths of prompt plus answer in tokens (default: the papers' lengths)")
                        ->delimiter(',')
                        ->allow_extra_args(false)
+                       ->transform(context_length())
                        ->type_name("N,N,...");
-  verb->add_option("--interval", wanted.interval, "Of the papers' lengths, in tokens as they count them")
-      ->check(CLI::PositiveNumber)
+  verb->add_option("--interval", wanted.interval, "Step between the papers' lengths, in tokens as they count them")
+      ->transform(whole_number(1))
       ->excludes(contexts)
       ->capture_default_str();
-  verb->add_option("--max-tokens", wanted.max_tokens, "The longest of the papers' lengths")
-      ->check(CLI::PositiveNumber)
+  verb->add_option("--max-tokens", wanted.max_tokens, "Longest of the papers' lengths")
+      ->transform(whole_number(1))
       ->excludes(contexts)
       ->capture_default_str();
   verb->add_option("--depths", wanted.depths,
-                   "Where the number stands, 0 (first) to 1 (last), for a grid of length and depth (default: drawn)")
+                   "Positions of the number, 0 (start) to 1 (end), for a grid of length and depth (default: random)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("D,D,...");
-  verb->add_option("--trials", wanted.trials, "Of each length and depth")
-      ->check(CLI::PositiveNumber)
+  verb->add_option("--trials", wanted.trials, "Trials for each length and depth")
+      ->transform(whole_number(1))
       ->capture_default_str();
-  verb->add_option("--seed", wanted.seed, "Of the first trial, and of a method's starting values; 0 as in the papers");
-  verb->add_option("--resume", options->resume,
-                   "File that keeps the trials, so that the same command goes on where it was cut off");
-  verb->add_option("--details", options->details, "File for every trial: its prompt, the answer, a JSON object a line");
-  verb->add_flag("--json", options->json, "For programs");
+  verb->add_option("--seed", wanted.seed,
+                   "Seed of the first trial and of a method's initial values (default: 0, as in the papers)");
+  verb->add_option("--resume", options->resume, "File that stores partial results: rerun the same command to resume");
+  verb->add_option("--details", options->details, "JSONL file to write: prompt and answer, one trial per line");
+  verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune eval passkey runs/tape --context 1024,2048,4096,8192 --depths 0,0.25,0.5,0.75,1");
   add_together(*verb, options->together);
   verb->callback([options] {

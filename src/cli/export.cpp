@@ -3,6 +3,7 @@
 
 #include "adapters/tape/checkpoint.h"
 #include "cli/verbs.h"
+#include "cli/wrote.h"
 #include "core/error.h"
 #include "gguf/writer.h"
 
@@ -14,19 +15,20 @@ void add_export(CLI::App& app) {
     bool force = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("export", "Write a checkpoint as a GGUF file for llama.cpp");
+  CLI::App* verb = app.add_subcommand("export", "Convert a checkpoint to a GGUF file for llama.cpp");
   verb->add_option("model", options->model, "Folder of a Hugging Face checkpoint")->required();
-  verb->add_option("--gguf", options->type, "How matrices are stored: f32, f16, bf16 or q8_0")
+  verb->add_option("--gguf", options->type, "Type of the matrices: f32, f16, bf16 or q8_0")
       ->required()
       ->check(CLI::IsMember(gguf::written_types()));
-  verb->add_option("--out", options->out, "File to write; it appears only when all of it is on disk")->required();
+  verb->add_option("--out", options->out, "File to write; it appears only once it is complete")->required();
   verb->add_flag("--force", options->force, "Replace an existing file");
   verb->footer("example: tapetune export /models/llama2-7b-8k --gguf q8_0 --out llama2-7b-8k.Q8_0.gguf");
   verb->callback([options] {
     const c10::InferenceMode inference;
     const Checkpoint checkpoint = Checkpoint::open(options->model);
     if (holds_positions(checkpoint.stored())) {
-      fail("export", "{}: holds TAPE's positions, which llama.cpp does not have; nothing was written.", options->model);
+      fail("export", "{}: holds TAPE's position tensors, which llama.cpp does not support; nothing was written.",
+           options->model);
     }
     gguf::ExportOptions write;
     write.type = gguf::written_types().at(options->type);
@@ -35,6 +37,7 @@ void add_export(CLI::App& app) {
     write.replace = options->force;
     gguf::write_gguf(
         options->out, checkpoint.config(), [&](const std::string& name) { return checkpoint.tensor(name); }, write);
+    print_wrote(options->out);
   });
 }
 

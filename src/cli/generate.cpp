@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "cli/numbers.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
 #include "core/error.h"
@@ -47,7 +48,7 @@ std::vector<Prompt> read_prompts(const Options& options, const Tokenizer* tokeni
       if (end > begin) texts.push_back(file.substr(begin, end - begin));
       begin = end + 1;
     }
-    if (texts.empty()) fail("generate", "{}: has no prompt; write one a line.", options.prompt_file);
+    if (texts.empty()) fail("generate", "{}: has no prompt; write one per line.", options.prompt_file);
   }
   for (std::string& text : texts) {
     TokenIds tokens = tokenizer->encode_prompt(text);
@@ -95,7 +96,7 @@ void run(const Options& options) {
   wanted.use_cache = !options.no_cache;
   if (!options.ignore_eos) wanted.eos = end_tokens(subject.tokenizer, model.config());
   if (wanted.context > model.config().longest_context()) {
-    warn("--context {} is beyond the model's {}; expect worse text past it", wanted.context,
+    warn("--context {} is longer than the model's context of {}; expect worse text past it", wanted.context,
          model.config().longest_context());
   }
   std::vector<std::vector<std::int64_t>> tokens;
@@ -152,7 +153,7 @@ void run(const Options& options) {
       put(fmt::format("{}\n", fmt::join(results[i].tokens, ",")));
     }
     if (results[i].stop == Stop::context) {
-      warn("prompt {} stopped at the context of {} tokens", i + 1,
+      warn("prompt {}: stopped at the context of {} tokens", i + 1,
            wanted.context > 0 ? wanted.context : model.config().longest_context());
     }
   }
@@ -172,30 +173,30 @@ void run(const Options& options) {
 void add_generate(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   GenerateOptions& g = options->generate;
-  CLI::App* verb = app.add_subcommand("generate", "Text that continues a prompt, streamed");
+  CLI::App* verb = app.add_subcommand("generate", "Generate text from a prompt");
   add_subject(*verb, options->model, /*seeded=*/true);
-  auto* input = verb->add_option_group("prompt", "what to continue, one of");
-  input->add_option("--prompt", options->prompts, "Text to continue; give it several times for several texts")
+  auto* input = verb->add_option_group("prompt", "Prompt (one of)");
+  input->add_option("--prompt", options->prompts, "Text to continue; repeat the option for several prompts")
       ->allow_extra_args(false);
-  input->add_option("--prompt-file", options->prompt_file, "A file with a prompt a line, decoded together");
-  input
-      ->add_option("--tokens", options->tokens,
-                   "Token ids: 1,2,3 (needs no tokenizer); several times for several texts")
+  input->add_option("--prompt-file", options->prompt_file,
+                    "File with one prompt per line; they are decoded as a batch");
+  input->add_option("--tokens", options->tokens, "Token ids, as 1,2,3 (needs no tokenizer); repeat for several prompts")
       ->allow_extra_args(false);
   input->require_option(1);
-  verb->add_option("--max-new-tokens", g.max_new_tokens, "Stop after this many (default 256)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--context", g.context, "Longest text in tokens (default: the model's context)")
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--temperature", g.sampling.temperature, "0, the default, always takes the most likely token");
-  verb->add_option("--top-k", g.sampling.top_k, "Sample among the k most likely tokens only (0: all)");
-  verb->add_option("--top-p", g.sampling.top_p, "Sample among the tokens that hold this much probability");
-  verb->add_option("--seed", g.sampling.seed, "The same seed gives the same text");
-  verb->add_flag("--ignore-eos", options->ignore_eos, "Go on past the end of a text");
+  verb->add_option("--max-new-tokens", g.max_new_tokens, "Stop after this many tokens (default: 256)")
+      ->transform(whole_number(0));
+  verb->add_option("--context", g.context, "Longest prompt plus output, in tokens (default: the model's context)")
+      ->transform(context_length());
+  verb->add_option("--temperature", g.sampling.temperature, "Sampling temperature; 0 is greedy decoding (default: 0)");
+  verb->add_option("--top-k", g.sampling.top_k, "Sample from the k most likely tokens (default: 0, all)");
+  verb->add_option("--top-p", g.sampling.top_p, "Sample from the smallest set of tokens with this total probability");
+  verb->add_option("--seed", g.sampling.seed, "Seed of the sampling: the same seed gives the same text");
+  verb->add_flag("--ignore-eos", options->ignore_eos, "Do not stop at EOS");
   verb->add_flag("--no-echo", options->no_echo, "Print the continuation without the prompt");
-  verb->add_flag("--no-cache", options->no_cache, "Compute every token from the start (slow; to check the cache)");
-  verb->add_flag("--json", options->json, "One JSON object a prompt: prompt_tokens, tokens, text, stopped");
-  verb->add_flag("--timing", options->timing, "Seconds of loading, prefill and decoding as JSON on stderr");
+  verb->add_flag("--no-cache", options->no_cache,
+                 "Recompute all tokens at each step instead of using the KV cache (slow)");
+  verb->add_flag("--json", options->json, "Print one JSON object per prompt: prompt_tokens, tokens, text, stopped");
+  verb->add_flag("--timing", options->timing, "Print the seconds of loading, prefill and decoding as JSON on stderr");
   verb->footer("example: tapetune generate /models/Llama-2-7b-hf --prompt 'Once upon a time' --max-new-tokens 100");
   verb->callback([options] { run(*options); });
 }

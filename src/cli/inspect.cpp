@@ -7,7 +7,6 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
-#include "train/base.h"
 
 namespace tapetune::cli {
 
@@ -19,7 +18,6 @@ std::int64_t elements(const TensorEntry& entry) {
   return count;
 }
 
-// "12345678" -> "12,345,678"
 std::string rope_text(const ModelConfig& config) {
   const RopeConfig& rope = config.rope;
   std::string text = fmt::format("{}, theta {:g}", rope_type_name(rope.type), rope.theta);
@@ -108,7 +106,7 @@ void print_table(const Checkpoint& checkpoint, const Json& d) {
   row("vocabulary", fmt::format("{}{}", grouped(static_cast<std::uint64_t>(c.vocab_size)),
                                 c.tied_embeddings ? ", embeddings tied to the head" : ""));
   row("context", grouped(static_cast<std::uint64_t>(c.longest_context())));
-  row("rotary", rope_text(c));
+  row("rope", rope_text(c));
   row("tokenizer", d["tokenizer"].get<bool>() ? "tokenizer.json" : "none (no tokenizer.json in the folder)");
   if (!d.contains("adapter")) return;
   const Json& a = d["adapter"];
@@ -122,7 +120,7 @@ void print_table(const Checkpoint& checkpoint, const Json& d) {
   row("  trained", grouped(a["trained_parameters"].get<std::uint64_t>()));
   row("  by part", counts(a["trained_by_part"]));
   row("  context", grouped(a["context"].get<std::uint64_t>()));
-  row("  rotary", a["rope"]);
+  row("  rope", a["rope"]);
 }
 
 }  // namespace
@@ -134,17 +132,15 @@ void add_inspect(CLI::App& app) {
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
-      "inspect", "What a checkpoint holds: architecture, parameters, dtypes, sizes, context; and what a method trains");
+      "inspect", "Show a checkpoint: architecture, parameters, dtypes, sizes, context, and trainable parameters");
   add_subject(*verb, options->model);
-  verb->add_flag("--json", options->json, "For programs");
+  verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune inspect /models/Llama-2-7b-hf --method tape train_also=embeddings,norms");
   verb->callback([options] {
     const ModelOptions& model = options->model;
-    std::string folder = model.folder;
-    if (is_run(folder)) {
-      const Recipe recipe = read_recipe(std::filesystem::path(folder) / "recipe.yaml");
-      if (recipe.init) fail("inspect", "{}: has no base model, its weights were drawn; merge it first.", folder);
-      folder = recipe.model;
+    const std::filesystem::path folder = base_folder(model.folder);
+    if (folder.empty()) {
+      fail("inspect", "{}: was trained from scratch and has no base model; merge it first.", model.folder);
     }
     const Checkpoint checkpoint = Checkpoint::open(folder);
     Json description = describe(checkpoint);
@@ -152,7 +148,7 @@ void add_inspect(CLI::App& app) {
     if (adapts || holds_positions(checkpoint.stored())) {
       const AdaptedModel adapted = open_subject(model).adapted;
       description["adapter"] = describe_adapter(adapted);
-      for (const std::string& note : adapted.notes) warn("{}", note);
+      for (const std::string& text : adapted.notes) note("{}", text);
     }
     if (options->json) {
       fmt::print("{}\n", to_text(description, 2));

@@ -5,10 +5,14 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <thread>
 
 #include "cli/ending.h"
+#include "cli/together.h"
+#include "cli/usage.h"
 #include "cli/verbs.h"
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/signals.h"
@@ -24,8 +28,19 @@ struct Child {
   int status = 0;
 };
 
+// The program's own file. Ranks are started from it rather than through /proc/self/exe, which would name them "exe".
+std::filesystem::path own_program() {
+  std::error_code status;
+  const std::filesystem::path link = "/proc/self/exe", program = std::filesystem::read_symlink(link, status);
+  if (program.filename().string().starts_with("ld-")) {
+    fail("launch", "tapetune was started through {}, which cannot start ranks; run tapetune itself.", program.string());
+  }
+  return std::filesystem::exists(program, status) ? program : link;  // a file that was replaced since
+}
+
 // The program again, as one of the ranks.
-pid_t start(const std::vector<std::string>& command, int rank, int ranks, int port) {
+pid_t start(const std::filesystem::path& program, const std::vector<std::string>& command, int rank, int ranks,
+            int port) {
   const pid_t parent = ::getpid(), child = ::fork();
   if (child != 0) return child;
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // a rank does not outlive the launcher
@@ -39,8 +54,7 @@ pid_t start(const std::vector<std::string>& command, int rank, int ranks, int po
   set("MASTER_PORT", std::to_string(port));
   set("TORCHELASTIC_USE_AGENT_STORE", "True");
   set("TORCHELASTIC_RESTART_COUNT", "0");
-  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1U, cores / static_cast<unsigned>(ranks))).c_str(), 0);
+  ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, available_cores() / ranks)).c_str(), 0);
   std::vector<char*> words;
   std::string name = "tapetune";
   words.push_back(name.data());
@@ -49,7 +63,7 @@ pid_t start(const std::vector<std::string>& command, int rank, int ranks, int po
   if (quiet()) words.push_back(hush.data());
   for (std::string& word : copy) words.push_back(word.data());
   words.push_back(nullptr);
-  ::execv("/proc/self/exe", words.data());
+  ::execv(program.c_str(), words.data());
   ::_exit(bad_input);
 }
 
@@ -82,20 +96,45 @@ void wait_for_all(std::vector<Child>& children) {
 }
 
 int launch(int ranks, const std::vector<std::string>& command) {
+  const std::filesystem::path program = own_program();
   const auto store = open_meeting_place();
   std::vector<Child> children(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r)
-    children[static_cast<std::size_t>(r)].process = start(command, r, ranks, store->getPort());
+    children[static_cast<std::size_t>(r)].process = start(program, command, r, ranks, store->getPort());
   wait_for_all(children);
   const int first = children.front().status;
   if (WIFSIGNALED(first)) {
-    fail("launch", "rank 0 was ended by signal {} ({}); the same command goes on from the last checkpoint.",
+    fail("launch", "rank 0 was killed by signal {} ({}); rerun the same command to resume from the last checkpoint.",
          WTERMSIG(first), ::strsignal(WTERMSIG(first)));
   }
   for (const Child& child : children) {
     if (child.status != 0) return WIFEXITED(child.status) ? WEXITSTATUS(child.status) : bad_input;
   }
   return ok;
+}
+
+}  // namespace
+
+namespace {
+
+// "train, eval perplexity": the commands whose work several processes can share.
+std::vector<std::string> sharing_commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (shares_work(*command)) names.push_back(command->get_name());
+    for (const CLI::App* inner : command->get_subcommands({})) {
+      if (shares_work(*inner)) names.push_back(command->get_name() + " " + inner->get_name());
+    }
+  }
+  return names;
+}
+
+// Any other command would do the same work several times, into the same files.
+void require_sharing(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App& command = find_command(app, words);
+  if (shares_work(command)) return;
+  throw UsageError(fmt::format("launch: {} runs in one process; run it without launch. Commands that share work: {}",
+                               command_name(command), fmt::join(sharing_commands(app), ", ")));
 }
 
 }  // namespace
@@ -107,12 +146,16 @@ void add_launch(CLI::App& app) {
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
-      "launch", "Runs a verb in several processes of this machine, one a GPU or a share of the cores");
-  verb->add_option("--nproc", options->ranks, "How many")->required()->check(CLI::Range(1, 1024));
-  verb->add_option("command", options->command, "The verb and its words, behind --")->required();
+      "launch", "Run a command in several processes of this machine: one per GPU, or each on a share of the cores");
+  verb->add_option("--nproc", options->ranks, "Number of processes (ranks)")->required()->check(CLI::Range(1, 1024));
+  verb->add_option("command", options->command, "train, compare or eval, with its arguments")
+      ->required()
+      ->option_text("-- COMMAND [ARGUMENT...]");
   verb->footer(
+      "For several machines use torchrun --no-python, srun or mpirun in place of launch.\n\n"
       "example: tapetune launch --nproc 8 -- train llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp.tokens");
-  verb->callback([options] {
+  verb->callback([options, &app] {
+    require_sharing(app, options->command);
     const int code = launch(options->ranks, options->command);
     if (code != ok) std::exit(code);
   });

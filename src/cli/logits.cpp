@@ -17,17 +17,19 @@ void add_logits(CLI::App& app) {
     bool hidden = false, force = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb =
-      app.add_subcommand("logits", "Logits of every position as a safetensors file, to compare with other tools");
+  CLI::App* verb = app.add_subcommand(
+      "logits", "Write the logits of every position to a safetensors file, to compare with other tools");
   add_subject(*verb, options->model);
-  auto* input = verb->add_option_group("input", "the tokens to score, one of");
-  input->add_option("--tokens", options->tokens, "Token ids: 1,2,3");
-  input->add_option("--tokens-file", options->tokens_file, "A file of token ids, separated by spaces, commas or lines");
+  auto* input = verb->add_option_group("input", "Input (one of)");
+  input->add_option("--tokens", options->tokens, "Token ids, as 1,2,3");
+  input->add_option("--tokens-file", options->tokens_file,
+                    "File with token ids, separated by spaces, commas or newlines");
   const CLI::Option* text =
-      input->add_option("--text", options->text, "Text, tokenised with BOS and EOS as the checkpoint says");
+      input->add_option("--text", options->text, "Text, tokenized with BOS and EOS as the tokenizer adds them");
   input->require_option(1);
   verb->add_option("--out", options->out, "File to write: logits [N, vocab] f32")->required();
-  verb->add_flag("--hidden", options->hidden, "Also hidden.K, the input of layer K; the last is after the final norm");
+  verb->add_flag("--hidden", options->hidden,
+                 "Also write hidden.K, the input of layer K; the last is after the final norm");
   verb->add_flag("--force", options->force, "Replace an existing file");
   verb->footer("example: tapetune logits /models/Llama-2-7b-hf --text 'Hello' --out logits.safetensors");
   verb->callback([options, text] {
@@ -42,8 +44,7 @@ void add_logits(CLI::App& app) {
     if (tokens.empty()) fail("logits", "the text has no tokens; give a longer one.");
     const std::int64_t context = model.config().longest_context();
     if (static_cast<std::int64_t>(tokens.size()) > context) {
-      warn("{} tokens are more than the model's context of {}; the logits past it are as the model gives them",
-           tokens.size(), context);
+      warn("{} tokens are more than the model's context of {}; expect poor logits beyond it", tokens.size(), context);
     }
     ForwardInput in;
     in.tokens = at::tensor(tokens, at::kLong).unsqueeze(0);

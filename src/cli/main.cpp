@@ -1,7 +1,14 @@
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include <cstdlib>
+
 #include "cli/ending.h"
+#include "cli/help_page.h"
+#include "cli/usage.h"
 #include "cli/verbs.h"
+#include "cli/version.h"
+#include "core/cores.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/memory.h"
@@ -9,36 +16,56 @@
 
 namespace {
 
+void parse(CLI::App& app, std::vector<std::string> words) {
+  words = tapetune::cli::expand_help(app, std::move(words));
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::CallForHelp&) {
+    tapetune::cli::find_command(app, words);  // the help of a command that does not exist is an error
+    throw;
+  } catch (const CLI::Success&) {  // --version
+    throw;
+  } catch (const CLI::ParseError& error) {
+    throw tapetune::cli::explain_usage(app, error, words);
+  }
+}
+
 int run(int argc, char** argv) {
-  CLI::App app{"Longer contexts for Llama-style language models, by training few parameters.", "tapetune"};
-  app.set_version_flag("--version", "tapetune " TAPETUNE_VERSION);
+  CLI::App app{
+      "Extend the context of Llama-style models by fine-tuning a small fraction of their parameters (TAPE, "
+      "LoRA, LongLoRA).",
+      "tapetune"};
+  app.formatter(std::make_shared<tapetune::cli::HelpPage>());
+  app.set_version_flag("--version", [] { return tapetune::cli::version_text(); }, "Version, commit, LibTorch, devices");
   app.require_subcommand(1);
   app.fallthrough();
-  app.footer("tapetune VERB --help has an example of each.");
+  app.footer("tapetune help COMMAND prints a command's options and an example.");
   bool quiet = false;
-  app.add_flag("-q,--quiet", quiet, "No warnings and no progress on stderr, only errors");
+  app.add_flag("-q,--quiet", quiet, "Print errors only: no notes, warnings or progress on stderr");
   app.parse_complete_callback([&] { tapetune::set_quiet(quiet); });
-  tapetune::cli::add_inspect(app);
-  tapetune::cli::add_generate(app);
-  tapetune::cli::add_logits(app);
-  tapetune::cli::add_tokenize(app);
-  tapetune::cli::add_convert(app);
-  tapetune::cli::add_import(app);
-  tapetune::cli::add_export(app);
-  tapetune::cli::add_data(app);
-  tapetune::cli::add_adapter(app);
-  tapetune::cli::add_check(app);
-  tapetune::cli::add_plan(app);
+  // In the order of a typical workflow, which is how --help lists them.
   tapetune::cli::add_recipes(app);
+  tapetune::cli::add_data(app);
+  tapetune::cli::add_plan(app);
   tapetune::cli::add_train(app);
-  tapetune::cli::add_launch(app);
+  tapetune::cli::add_compare(app);
+  tapetune::cli::add_eval(app);
+  tapetune::cli::add_generate(app);
   tapetune::cli::add_merge(app);
   tapetune::cli::add_verify(app);
-  tapetune::cli::add_eval(app);
-  tapetune::cli::add_compare(app);
+  tapetune::cli::add_export(app);
+  tapetune::cli::add_import(app);
+  tapetune::cli::add_convert(app);
+  tapetune::cli::add_inspect(app);
+  tapetune::cli::add_tokenize(app);
+  tapetune::cli::add_logits(app);
+  tapetune::cli::add_adapter(app);
+  tapetune::cli::add_check(app);
+  tapetune::cli::add_launch(app);
+  app.add_subcommand("help", "Print the help of a command: tapetune help train");  // see expand_help
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& done) {  // --help and --version
+    parse(app, {argv + 1, argv + argc});
+  } catch (const CLI::Success& done) {
     return app.exit(done);
   }
   // A full disk behind a pipe or a redirection loses the result; that is no success.
@@ -51,12 +78,17 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   tapetune::set_up_memory();
+  // OpenMP knows the affinity mask, but no container's quota; a number that the user gave wins.
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    const int cores = tapetune::available_cores();
+    if (cores < at::get_num_threads()) at::set_num_threads(cores);
+  }
   tapetune::catch_signals();
   try {
     return run(argc, argv);
   } catch (...) {
     const tapetune::cli::Ending end = tapetune::cli::ending(std::current_exception());
-    fmt::print(stderr, "{}\n", end.text);
+    tapetune::cli::tell(end);
     return end.code;
   }
 }

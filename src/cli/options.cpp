@@ -8,6 +8,7 @@
 #include "adapters/peft.h"
 #include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
+#include "cli/numbers.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "model/device.h"
@@ -16,17 +17,17 @@ namespace tapetune::cli {
 
 void ModelOptions::add_to(CLI::App& verb, bool seeded) {
   verb.add_option("model", folder, "Folder of a Hugging Face checkpoint")->required();
-  verb.add_option("--dtype", dtype, "Arithmetic: auto, f32, bf16 or f64 (weights stay as stored)")
+  verb.add_option("--dtype", dtype, "Compute dtype: auto, f32, bf16 or f64 (weights stay as stored)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f64"}));
   verb.add_option("--device", device, device_help);
-  verb.add_option("--threads", threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
-  auto* adapted = verb.add_option("--adapter", adapter, "Folder of an adapter, in PEFT's layout");
+  verb.add_option("--threads", threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  auto* adapted = verb.add_option("--adapter", adapter, "Folder of an adapter in PEFT's format");
   std::string names;
   for (const Method& each : methods()) names += fmt::format("{}{}", names.empty() ? "" : ", ", each.name);
-  verb.add_option("--method", method, "A method at its start, with its settings: NAME [key=value ...] (" + names + ")")
+  verb.add_option("--method", method, "Freshly initialized method with its settings: " + names)
       ->type_name("NAME [key=value ...]")
       ->excludes(adapted);
-  if (!seeded) verb.add_option("--seed", seed, "Of a method's starting values");
+  if (!seeded) verb.add_option("--seed", seed, "Seed of the method's initial values");
 }
 
 Checkpoint ModelOptions::open() const {
@@ -47,7 +48,7 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   const LlamaWeights weights = map_weights(checkpoint, where);
   const bool positions = holds_positions(checkpoint.stored());
   if (positions && (!adapter.empty() || (!method.empty() && method.front() != "tape" && method.front() != "none"))) {
-    fail("adapter", "{}: holds TAPE's positions, which take no other method or adapter beside them; leave {} away.",
+    fail("adapter", "{}: has TAPE's position tensors, which do not combine with another method or adapter; drop {}.",
          folder, adapter.empty() ? "--method" : "--adapter");
   }
   if (!adapter.empty()) return load_adapter(checkpoint.config(), weights, adapter, arithmetic);
@@ -85,7 +86,7 @@ std::vector<std::int64_t> parse_tokens(std::string_view text, std::string_view w
     tokens.push_back(value);
     at = rest;
   }
-  if (tokens.empty()) fail("tokens", "{}: there is no token; give ids, for example 1,2,3.", where);
+  if (tokens.empty()) fail("tokens", "{}: no tokens; give ids, for example 1,2,3.", where);
   return tokens;
 }
 

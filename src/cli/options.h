@@ -1,4 +1,4 @@
-// What several verbs share on the command line.
+// What several commands share on the command line.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,17 +18,18 @@ class App;
 namespace tapetune::cli {
 
 constexpr const char* device_help =
-    "cpu, cuda or cuda:N (default: a GPU where this build has CUDA and there is one, each rank its own)";
+    "cpu, cuda or cuda:N (default: one GPU per rank if this build has CUDA and a GPU is found, else cpu)";
 
-// The model of a verb and how to compute with it.
+// The model of a command and how to compute with it.
 struct ModelOptions {
   std::string folder;
   std::string dtype = "auto";
   std::string device = "auto";
   int threads = 0;
   std::string adapter;              // folder of one
-  std::vector<std::string> method;  // or a method at its start: its name, then key=value words
+  std::vector<std::string> method;  // or a freshly initialized method: its name, then key=value words
   std::uint64_t seed = 0;           // of what a method draws at its start
+  bool any_base = false;            // of a run: also where its base model changed since training
 
   // seeded: the verb has a --seed of its own
   void add_to(CLI::App& verb, bool seeded = false);

@@ -3,26 +3,17 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "checkpoint/writer.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
 #include "core/json.h"
+#include "distributed/layout.h"
 #include "recipe/shipped.h"
 
 namespace tapetune::cli {
 
 namespace {
-
-std::string size_text(double bytes) {
-  return bytes < 1e9 ? fmt::format("{:.0f} MB", bytes / 1e6) : fmt::format("{:.1f} GB", bytes / 1e9);
-}
-
-std::string time_text(double seconds) {
-  if (seconds < 120) return fmt::format("{:.3g} s", seconds);
-  if (seconds < 7200) return fmt::format("{:.0f} min", seconds / 60);
-  return seconds < 172800 ? fmt::format("{:.1f} h", seconds / 3600) : fmt::format("{:.1f} days", seconds / 86400);
-}
 
 // Of the machine that will train.
 struct Given {
@@ -59,37 +50,42 @@ void print_table(const Plan& plan, const Recipe& recipe, const Given& given) {
   const auto count = [](std::int64_t n) { return grouped(static_cast<std::uint64_t>(n)); };
   const auto row = [](std::string_view key, const std::string& value) { fmt::print("{:<20} {:>16}\n", key, value); };
   row("parameters", count(plan.parameters));
-  row("trained", count(plan.trained));
+  row("trainable", count(plan.trained));
   for (const auto& [part, n] : plan.trained_by_part) row("  " + part, count(n));
-  row(given.ranks > 1 ? "memory of a rank" : "memory", size_text(plan.peak_memory()));
-  for (const auto& [part, bytes] : plan.memory) row("  " + part, size_text(bytes));
-  row("disk", size_text(plan.disk_bytes));
-  row("  a checkpoint", size_text(plan.checkpoint_bytes));
+  row(given.ranks > 1 ? "memory per rank" : "memory", bytes_text(plan.peak_memory()));
+  for (const auto& [part, bytes] : plan.memory) row("  " + part, bytes_text(bytes));
+  row("disk", bytes_text(plan.disk_bytes));
+  row("  per checkpoint", bytes_text(plan.checkpoint_bytes));
   row("tokens", count(plan.tokens));
-  row("  a step", count(recipe.batch * recipe.context));
+  row("  per step", count(recipe.batch * recipe.context));
   if (plan.epochs) row("  epochs", fmt::format("{:.2f}", *plan.epochs));
-  row("operations a step", fmt::format("{:.3g}", plan.step_flops));
+  row("FLOPs per step", fmt::format("{:.3g}", plan.step_flops));
   if (given.ranks > 1) {
     const StepTraffic& sent = plan.traffic;
-    row("a rank sends a step", size_text(sent.gradients + sent.weights + sent.values + sent.sequence));
+    row("sent per rank, step", bytes_text(sent.gradients + sent.weights + sent.values + sent.sequence));
     for (const auto& [part, bytes] : {std::pair("  gradients", sent.gradients), std::pair("  weights", sent.weights),
                                       std::pair("  values", sent.values), std::pair("  sequence", sent.sequence)}) {
-      if (bytes > 0) row(part, size_text(bytes));
+      if (bytes > 0) row(part, bytes_text(bytes));
     }
   }
   if (plan.step_seconds) {
-    row(given.flops > 0 ? "time (as given)" : "time (measured)",
+    row(given.flops > 0 ? "time (from --flops)" : "time (measured)",
         time_text(*plan.step_seconds * static_cast<double>(recipe.steps)));
-    row("  a step", time_text(*plan.step_seconds));
+    row("  per step", time_text(*plan.step_seconds));
   }
   if (given.gpu > 0 && plan.peak_memory() > given.gpu) {
-    fmt::print("does not fit {}: set shard=base, sequence_parallel, checkpointing=full or a smaller micro_batch\n",
-               size_text(given.gpu));
+    // Only what the recipe does not have yet.
+    std::vector<std::string> ways;
+    if (recipe.shard != "base" && given.ranks > 1) ways.emplace_back("shard=base");
+    if (recipe.checkpointing != Checkpointing::full) ways.emplace_back("checkpointing=full");
+    if (share_batch(recipe, given.ranks).micro_batch > 1) ways.emplace_back("a smaller micro_batch");
+    if (recipe.sequence_parallel < given.ranks) ways.emplace_back("a larger sequence_parallel");
+    ways.push_back(given.ranks > 1 ? "more --ranks" : "several --ranks with shard=base");
+    fmt::print("does not fit {}: try {}\n", bytes_text(given.gpu), fmt::join(ways, ", "));
   }
 }
 
-// Computation and exchange of a step. Sums of gradients and gathers go on beside the computation; the exchange of a
-// shared sequence is waited for.
+// All-reduces of gradients and all-gathers of weights overlap computation; the all-to-alls of sequence parallel do not.
 double step_seconds(const Plan& plan, const Given& given) {
   const double compute = plan.step_flops / given.flops / static_cast<double>(given.ranks);
   if (given.ranks == 1 || given.link <= 0) return compute;
@@ -104,33 +100,32 @@ void add_plan(CLI::App& app) {
     std::string recipe;
     std::vector<std::string> words;
     Given given;
-    std::string gpu, link;
     bool no_probe = false, json = false;
     int threads = 0;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
-      "plan", "What a recipe will take: parameters, memory, disk, tokens, time; a model's config.json is enough");
-  verb->add_option("recipe", options->recipe, "A recipe's file, or the name of a shipped one")->required();
-  verb->add_option("settings", options->words, "key=value over the recipe's: model, data, context, batch, …");
-  verb->add_option("--flops", options->given.flops, "Operations a second of what will train, as 1.5e14; of each rank")
-      ->check(CLI::PositiveNumber);
+      "plan", "What a recipe needs: parameters, memory, disk, tokens, time; the model's config.json is enough");
+  verb->add_option("recipe", options->recipe, "A recipe file, or the name of a shipped one")->required();
+  verb->add_option("settings", options->words, "key=value overrides: model, data, context, batch, …");
+  verb->add_option("--flops", options->given.flops, "Operations per second of each rank, as 1.5e14 or 150T")
+      ->transform(amount());
   verb->add_option("--ranks", options->given.ranks, "Processes that will train together (default: 1)")
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--gpu", options->gpu, "Memory of a GPU, as 80GB: ranks are GPUs, and whether it fits is said");
-  verb->add_option("--link", options->link, "What a rank sends in a second, as 50GB");
-  verb->add_flag("--no-probe", options->no_probe, "No time from a few short steps on this machine");
-  verb->add_option("--threads", options->threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
-  verb->add_flag("--json", options->json, "For programs");
+      ->transform(whole_number(1));
+  verb->add_option("--gpu", options->given.gpu,
+                   "Memory of a GPU, as 80GB: ranks are GPUs, and plan says whether it fits")
+      ->transform(bytes());
+  verb->add_option("--link", options->given.link, "Bytes that a rank sends per second, as 50GB")->transform(bytes());
+  verb->add_flag("--no-probe", options->no_probe, "Do not time a few short steps on this machine");
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_flag("--json", options->json, "The plan as JSON");
   verb->footer(
       "example: tapetune plan llama2-7b-8k/tape model=/models/Llama-2-7b-hf shard=base --ranks 8 --gpu 80GB --flops "
       "1.5e14");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
     const Recipe recipe = read_recipe(find_recipe(options->recipe), options->words);
-    Given& given = options->given;
-    if (!options->gpu.empty()) given.gpu = static_cast<double>(parse_size(options->gpu));
-    if (!options->link.empty()) given.link = static_cast<double>(parse_size(options->link));
+    const Given& given = options->given;
     Plan plan = make_plan(recipe, {given.ranks, given.gpu > 0});
     if (given.flops > 0) {
       plan.step_seconds = step_seconds(plan, given);

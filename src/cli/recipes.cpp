@@ -33,7 +33,7 @@ void copy(const std::string& name, const std::string& to, bool force) {
 void validate(const std::vector<std::string>& words) {
   const auto [files, settings] = split_words(words);
   std::vector<std::string> wrong;
-  if (files.empty()) fail("recipe", "there is no file to validate; name one before the settings.");
+  if (files.empty()) fail("recipe", "no recipe to validate; name one before the settings.");
   std::string right;
   for (const std::string& name : files) {
     try {
@@ -63,7 +63,7 @@ void keys(bool json) {
     return;
   }
   std::size_t name = 0, type = 0, fallback = 0;
-  const auto shown = [](const RecipeKey& key) { return key.fallback.empty() ? "needed" : key.fallback; };
+  const auto shown = [](const RecipeKey& key) { return key.fallback.empty() ? "required" : key.fallback; };
   for (const RecipeKey& key : recipe_keys()) {
     name = std::max(name, key.name.size());
     type = std::max(type, key.type.size());
@@ -79,11 +79,11 @@ void keys(bool json) {
 }  // namespace
 
 void add_recipes(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("recipes", "The shipped recipes, and what may stand in one");
+  CLI::App* verb = app.add_subcommand("recipes", "List, show, copy and check recipes");
   verb->require_subcommand(1);
   verb->footer("example: tapetune recipes show llama2-7b-8k/tape steps=100");
 
-  CLI::App* ls = verb->add_subcommand("ls", "The shipped recipes, a line each");
+  CLI::App* ls = verb->add_subcommand("ls", "List the shipped recipes");
   ls->footer("example: tapetune recipes ls");
   ls->callback([] { list(); });
 
@@ -93,27 +93,27 @@ void add_recipes(CLI::App& app) {
     bool force = false, json = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* show = verb->add_subcommand("show", "A recipe as it would run: every key, with settings applied");
+  CLI::App* show = verb->add_subcommand("show", "Show a recipe as it would run: every key, with settings applied");
   show->add_option("recipe", options->name, "A file, or the name of a shipped recipe")->required();
   show->add_option("settings", options->words, "key=value, as steps=100 or optimizer.lr=1e-4");
   show->footer("example: tapetune recipes show llama2-7b-8k/tape steps=100 optimizer.lr=1e-4");
   show->callback([options] { fmt::print("{}", recipe_yaml(read_recipe(find_recipe(options->name), options->words))); });
 
-  CLI::App* cp = verb->add_subcommand("cp", "A recipe copied, to be changed");
+  CLI::App* cp = verb->add_subcommand("cp", "Copy a recipe, to change it");
   cp->add_option("recipe", options->name, "A file, or the name of a shipped recipe")->required();
   cp->add_option("to", options->to, "The new file, or a folder")->required();
   cp->add_flag("--force", options->force, "Replace an existing file");
   cp->footer("example: tapetune recipes cp llama2-7b-8k/tape mine.yaml");
   cp->callback([options] { copy(options->name, options->to, options->force); });
 
-  CLI::App* check = verb->add_subcommand("validate", "Everything that is wrong with recipes, a line each");
+  CLI::App* check = verb->add_subcommand("validate", "Check recipes; every mistake is reported, one per line");
   check->add_option("recipes", options->words, "Files or names of shipped recipes, then key=value settings")
       ->required();
   check->footer("example: tapetune recipes validate mine.yaml steps=100");
   check->callback([options] { validate(options->words); });
 
-  CLI::App* schema = verb->add_subcommand("keys", "Every key of a recipe: type, default, rule");
-  schema->add_flag("--json", options->json, "The same for programs");
+  CLI::App* schema = verb->add_subcommand("keys", "List every key of a recipe: type, default, rule");
+  schema->add_flag("--json", options->json, "The same as JSON");
   schema->footer("example: tapetune recipes keys");
   schema->callback([options] { keys(options->json); });
 }

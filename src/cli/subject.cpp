@@ -3,11 +3,13 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include "adapters/peft.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "model/device.h"
 #include "train/base.h"
+#include "train/inputs.h"
 
 namespace tapetune::cli {
 
@@ -19,15 +21,36 @@ std::string full_name(const fs::path& path) { return fs::absolute(path).lexicall
 
 Subject open_run_subject(const ModelOptions& options) {
   if (!options.adapter.empty() || !options.method.empty()) {
-    fail("model", "{}: is a run of train, which has an adapter of its own; leave --adapter and --method away.",
-         options.folder);
+    fail("model", "{}: is a training run, which has an adapter of its own; drop {}.", options.folder,
+         options.adapter.empty() ? "--method" : "--adapter");
   }
   if (options.threads > 0) at::set_num_threads(options.threads);
   TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype),
-                              open_device(options.device));
-  const std::optional<std::int64_t> step = run.trained.step;
-  if (step) warn("{}: is not finished; its checkpoint of step {} is taken", options.folder, *step);
+                              open_device(options.device), options.any_base);
   return {full_name(run.trained.folder), std::move(run.adapted), run.base.tokenizer, std::move(run.recipe)};
+}
+
+bool is_adapter(const fs::path& folder) {
+  std::error_code status;
+  return fs::exists(folder / "adapter_config.json", status) && !fs::exists(folder / "config.json", status);
+}
+
+fs::path base_of_adapter(const fs::path& folder) {
+  const AdapterBase base = adapter_base(folder);
+  if (base.folder.empty()) {
+    fail("model", "{}: is an adapter, and its base model{} is not a folder here; give BASE --adapter {}.",
+         folder.string(), base.name.empty() ? "" : fmt::format(" {}", base.name), folder.string());
+  }
+  return base.folder;
+}
+
+ModelOptions with_base_of_adapter(ModelOptions options) {
+  if (!options.adapter.empty() || !options.method.empty()) {
+    fail("model", "{}: is an adapter; drop {}.", options.folder, options.adapter.empty() ? "--method" : "--adapter");
+  }
+  options.adapter = options.folder;
+  options.folder = base_of_adapter(options.adapter).string();
+  return options;
 }
 
 }  // namespace
@@ -37,21 +60,35 @@ std::string Subject::identity() const {
 }
 
 Tokenizer Subject::open_tokenizer() const {
-  if (tokenizer.empty()) fail("model", "{}: comes without a tokenizer, which is needed here.", name);
+  if (tokenizer.empty())
+    fail("model", "{}: has no tokenizer, which text needs; copy the model's tokenizer.json there.", name);
   return Tokenizer::open(tokenizer);
 }
 
 void add_subject(CLI::App& verb, ModelOptions& options, bool seeded) {
   options.add_to(verb, seeded);
-  verb.get_option("model")->description("Folder of a Hugging Face checkpoint, or of a run of train");
+  verb.get_option("model")->description(
+      "Folder of a Hugging Face checkpoint, of a training run, of a checkpoint of one (RUN/checkpoints/step-N), or of "
+      "a "
+      "PEFT adapter");
+  verb.add_flag("--any-base", options.any_base, "Of a run: use its base model even if that changed since training");
 }
 
-Subject open_subject(const ModelOptions& options) {
+fs::path base_folder(const fs::path& folder) {
+  if (const fs::path run = run_of(folder); !run.empty()) return read_run_recipe(run, /*say=*/false).model;
+  return is_adapter(folder) ? base_of_adapter(folder) : folder;
+}
+
+Subject open_subject(const ModelOptions& given) {
+  if (!run_of(given.folder).empty()) return open_run_subject(given);
+  const ModelOptions options = is_adapter(given.folder) ? with_base_of_adapter(given) : given;
   const fs::path folder = options.folder;
-  if (is_run(folder)) return open_run_subject(options);
+  refuse_gguf(folder);
   std::error_code status;
   if (fs::is_directory(folder, status) && !fs::exists(folder / "config.json", status)) {
-    fail("model", "{}: is neither a checkpoint (config.json: no such file) nor a run of train (recipe.yaml).",
+    fail("model",
+         "{}: is neither a checkpoint (config.json: no such file), nor a training run (recipe.yaml), nor an adapter "
+         "(adapter_config.json).",
          options.folder);
   }
   const Checkpoint checkpoint = options.open();

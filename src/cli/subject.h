@@ -1,4 +1,4 @@
-// What a verb works on: a checkpoint with what the options put on it, or a run of `train`.
+// What a command works on: a checkpoint with what the options put on it, a training run, or an adapter.
 #pragma once
 
 #include <filesystem>
@@ -25,9 +25,12 @@ struct Subject {
   Tokenizer open_tokenizer() const;
 };
 
-// The options of a model, for verbs that take a run as well.
+// The options of a model, for commands that take a run as well.
 void add_subject(CLI::App& verb, ModelOptions& options, bool seeded = false);
 Subject open_subject(const ModelOptions& options);
+// The checkpoint folder behind a run or an adapter, its base model; the folder itself where it is neither. Empty where
+// a run was trained from scratch.
+std::filesystem::path base_folder(const std::filesystem::path& folder);
 // On the device that this rank computes on.
 Subject open_subject(ModelOptions options, const World& world);
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/ending.h"
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -30,18 +31,25 @@ void write_trace(World& world, const std::string& path) {
 
 void add_together(CLI::App& verb, TogetherOptions& options) {
   verb.add_option("--timeout", options.timeout,
-                  "Seconds that ranks wait for each other, at the start and in a step (default: 600)")
-      ->check(CLI::PositiveNumber);
+                  "Seconds that ranks wait for each other, at startup and in a step (default: 600)")
+      ->transform(whole_number(1));
   // The verbs that open a model have it already.
   if (verb.get_option_no_throw("--device") == nullptr) verb.add_option("--device", options.device, device_help);
-  verb.add_option("--trace", options.trace, "Where the time goes, as a file for chrome://tracing or Perfetto");
+  verb.add_option("--trace", options.trace,
+                  "File for a trace of compute and communication, for chrome://tracing or Perfetto");
 }
+
+bool shares_work(const CLI::App& verb) { return verb.get_option_no_throw("--timeout") != nullptr; }
 
 void together(const TogetherOptions& options, const std::function<void(World& world)>& work) {
   const Seat seat = seat_from_environment();
+  const bool asked_quiet = quiet();
   if (seat.rank != 0) set_quiet(true);
   if (!options.trace.empty()) trace::begin();
-  World world(seat, std::chrono::seconds(options.timeout), open_device(options.device, seat.local_rank));
+  const at::Device device = open_device(options.device, seat.local_rank);
+  if (seat.rank == 1) set_quiet(asked_quiet);  // it says so when rank 0 does not come
+  World world(seat, std::chrono::seconds(options.timeout), device);
+  if (seat.rank != 0) set_quiet(true);
   if (world.size() == 1) {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);
@@ -54,8 +62,7 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
     world.leave(std::chrono::seconds(options.timeout));
   } catch (...) {
     const Ending end = ending(std::current_exception());
-    const std::string text = end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text);
-    if (!text.empty()) fmt::print(stderr, "{}\n", text);
+    tell({end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text), end.code});
     std::fflush(stdout);
     std::fflush(stderr);
     if (end.code == resumable) {

@@ -19,6 +19,8 @@ struct TogetherOptions {
 };
 
 void add_together(CLI::App& verb, TogetherOptions& options);
+// Whether add_together was called for it.
+bool shares_work(const CLI::App& verb);
 
 // Calls `work` with the ranks that a launcher has started, or with this process alone. Only rank 0 speaks; where the
 // work ends early, it says who is at fault, and all end.

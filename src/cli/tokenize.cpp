@@ -13,7 +13,7 @@ namespace tapetune::cli {
 
 namespace {
 
-struct Options {
+struct TokenizeOptions {
   std::string model, file;
   bool decode = false, no_special = false;
 };
@@ -50,12 +50,13 @@ void decode_lines(const Tokenizer& tokenizer, std::istream& in, bool skip_specia
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  const auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("tokenize", "Lines of text to token ids, or back");
+  const auto options = std::make_shared<TokenizeOptions>();
+  CLI::App* verb = app.add_subcommand("tokenize", "Encode lines of text as token ids, or decode them");
   verb->add_option("model", options->model, "Folder with tokenizer.json")->required();
   verb->add_option("--file", options->file, "Text to read (default: standard input)");
-  verb->add_flag("--no-special", options->no_special, "Without the BOS and EOS that the checkpoint asks for");
-  verb->add_flag("--decode", options->decode, "Lines of ids, as this verb prints them, back to text (as JSON strings)");
+  verb->add_flag("--no-special", options->no_special, "Do not add BOS and EOS tokens");
+  verb->add_flag("--decode", options->decode,
+                 "Decode lines of ids, as printed by this command, to text (JSON strings)");
   verb->footer("example: echo 'Hello there' | tapetune tokenize /models/Llama-2-7b-hf");
   verb->callback([options] {
     const Tokenizer tokenizer = Tokenizer::open(options->model);
@@ -64,7 +65,7 @@ void add_tokenize(CLI::App& app) {
       std::error_code status;
       file.open(options->file, std::ios::binary);
       if (!file || std::filesystem::is_directory(options->file, status))
-        fail("tokenizer", "{}: is not a file that can be read; check the path.", options->file);
+        fail("tokenizer", "{}: cannot be read as a file; check the path.", options->file);
     }
     std::istream& in = options->file.empty() ? std::cin : file;
     if (options->decode) {

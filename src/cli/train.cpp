@@ -3,12 +3,60 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
+#include "cli/ending.h"
+#include "cli/numbers.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
+#include "core/error.h"
 #include "core/json.h"
+#include "core/log.h"
+#include "core/shell.h"
 #include "recipe/shipped.h"
+#include "train/base.h"
+#include "train/inputs.h"
+#include "train/run_data.h"
 
 namespace tapetune::cli {
+
+namespace {
+
+// A recipe, or a run to resume.
+Recipe recipe_to_train(const std::string& given, const std::vector<std::string>& words) {
+  if (!is_run(given)) return read_recipe(find_recipe(given), words);
+  const std::filesystem::path folder = given;
+  std::error_code status;
+  if (!std::filesystem::is_directory(folder / "checkpoints", status)) {
+    fail("train",
+         "{}: has a recipe.yaml but no checkpoints, so it is not a training run; to train by its recipe, give {}.",
+         given, (folder / "recipe.yaml").string());
+  }
+  Recipe recipe = read_recipe(folder / "recipe.yaml", words);
+  // The folder may have been moved since, unless the user wants another.
+  const bool elsewhere =
+      std::any_of(words.begin(), words.end(), [](const std::string& word) { return word.starts_with("run="); });
+  if (!elsewhere) recipe.run = given;
+  return recipe;
+}
+
+void print_summary(const Recipe& recipe, const TrainResult& result) {
+  fmt::print("{}, last loss {:.4f}, adapter in {}\n", counted(result.steps, "step"), result.loss, result.adapter);
+  if (quiet()) return;
+  if (result.steps > result.first_step) {
+    fmt::print("{} in {}, {} tokens/s, peak memory {:.0f} MB\n", counted(result.steps - result.first_step, "step"),
+               time_text(result.seconds), grouped(std::llround(result.tokens_per_s)), result.peak_mb);
+  }
+  const std::string run = shell_word(recipe.run);
+  std::string folder = recipe.run;
+  while (folder.ends_with('/')) folder.pop_back();
+  const Recipe found = with_found_paths(recipe, recipe.run, /*say=*/false);
+  const std::string data = recipe.held_out > 0 ? shell_word(token_path(found, 0).string()) + " --split held-out"
+                                               : std::string("HELD-OUT.txt");
+  fmt::print("next: tapetune eval perplexity {} --data {} --context {}\n", run, data, recipe.context);
+  fmt::print("      tapetune merge {} --out {}\n", run, shell_word(folder + "-merged"));
+}
+
+}  // namespace
 
 void add_train(CLI::App& app) {
   struct Options {
@@ -19,20 +67,24 @@ void add_train(CLI::App& app) {
     TogetherOptions together;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("train", "Trains as a recipe says; a run that was cut off goes on by itself");
-  verb->add_option("recipe", options->recipe, "A recipe's file, or the name of a shipped one")->required();
-  verb->add_option("settings", options->words, "key=value over the recipe's: model, data, run, steps, optimizer.lr, …");
-  verb->add_option("--threads", options->threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
-  verb->add_flag("--timing", options->timing, "When the first step began, on the monotonic clock, as JSON on stderr");
+  CLI::App* verb = app.add_subcommand("train", "Train as a recipe says; rerun the same command to resume");
+  verb->add_option("recipe", options->recipe, "A recipe file, the name of a shipped one, or a run folder to resume")
+      ->required();
+  verb->add_option("settings", options->words, "key=value overrides: model, data, run, steps, optimizer.lr, …");
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_flag("--timing", options->timing, "Print when the first step began, on the monotonic clock, to stderr");
   add_together(*verb, options->together);
-  verb->footer("example: tapetune train llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens run=runs/tape");
+  verb->footer(
+      "example: tapetune train llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens run=runs/tape\n"
+      "         tapetune train runs/tape");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
     together(options->together, [&](World& world) {
-      const Recipe recipe = read_recipe(find_recipe(options->recipe), options->words);
-      const TrainResult result = train(recipe, TAPETUNE_VERSION, world);
+      const Recipe recipe = recipe_to_train(options->recipe, options->words);
+      const TrainResult result =
+          train(recipe, TAPETUNE_VERSION, world, [](const std::exception_ptr& thrown) { return ending(thrown).text; });
       if (!world.leads()) return;
-      fmt::print("{} steps, last loss {:.4f}, adapter in {}\n", result.steps, result.loss, result.adapter);
+      print_summary(recipe, result);
       if (options->timing) fmt::print(stderr, "{}\n", to_text(Json{{"first_step_at", result.first_step_at}}));
     });
   });

@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
+#include "cli/numbers.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/error.h"
@@ -23,16 +24,17 @@ void print_names(std::string_view what, const std::vector<std::string>& names) {
 void print_result(const Verification& result) {
   print_names("only in A", result.only_a);
   print_names("only in B", result.only_b);
-  print_names("of another dtype or shape", result.unlike);
-  fmt::print("tensors   {} compared, {} identical to the last bit\n", result.compared, result.identical);
+  print_names("dtype or shape differs", result.unlike);
+  fmt::print("tensors   {} compared, {} bit-identical\n", result.compared, result.identical);
   if (result.identical < result.compared) {
     fmt::print("          largest difference {:.3g} in {}\n", result.worst_absolute.absolute,
                result.worst_absolute.name);
-    fmt::print("          largest against the tensor's largest number {:.3g} in {}\n", result.worst_relative.relative,
+    fmt::print("          largest relative difference {:.3g} in {}\n", result.worst_relative.relative,
                result.worst_relative.name);
   }
-  fmt::print("logits    of {} tokens: largest difference {:.3g}, largest logit {:.3g}; {} times the same next token\n",
-             result.tokens, result.logits_difference, result.largest_logit, result.same_next);
+  fmt::print(
+      "logits    of {} tokens: largest difference {:.3g}, largest logit {:.3g}; same most likely token after {}\n",
+      result.tokens, result.logits_difference, result.largest_logit, result.same_next);
 }
 
 }  // namespace
@@ -46,20 +48,21 @@ void add_verify(CLI::App& app) {
     bool json = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("verify", "Whether two models are the same; exit 1 where they are not");
+  CLI::App* verb = app.add_subcommand("verify", "Compare two models, tensors and logits; exit 1 if they differ");
   verb->add_option("a", options->a, "Folder of a checkpoint, of a run, or of an adapter")->required();
-  verb->add_option("b", options->b, "Folder of the other")->required();
+  verb->add_option("b", options->b, "Folder of the other model")->required();
   verb->add_option("--model", options->model, "The base model's folder, for an adapter (or a run whose base moved)");
   CLI::Option* prompt = verb->add_option("--prompt", options->verify.prompt, "Text whose logits are compared");
-  verb->add_option("--tokens", options->tokens, "Token ids instead: 1,2,3 (default: 64 of all the vocabulary)")
+  verb->add_option("--tokens", options->tokens, "Token ids instead, as 1,2,3 (default: 64 from the whole vocabulary)")
       ->excludes(prompt);
-  verb->add_option("--tolerance", options->verify.tolerance, "Largest difference of a tensor's numbers (default 0)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--logits-tolerance", options->logits_tolerance,
-                   "Of the logits, as a share of the largest (default: 1e-4, or 0.05 where weights are bf16 or f16)")
-      ->check(CLI::NonNegativeNumber);
-  verb->add_option("--threads", options->threads, "Cores to use (default: all)")->check(CLI::PositiveNumber);
-  verb->add_flag("--json", options->json, "The result as JSON");
+  verb->add_option("--tolerance", options->verify.tolerance, "Largest difference between tensor values (default: 0)")
+      ->transform(amount());
+  verb->add_option(
+          "--logits-tolerance", options->logits_tolerance,
+          "Largest difference between logits, relative to the largest (default: 1e-4; 0.05 for bf16 and f16 weights)")
+      ->transform(amount());
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_flag("--json", options->json, "Print the result as JSON");
   verb->footer("example: tapetune verify runs/lora models/lora-8k");
   verb->callback([options] {
     const c10::InferenceMode inference;

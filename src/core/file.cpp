@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "core/moment.h"
 
 namespace tapetune {
 namespace fs = std::filesystem;
@@ -21,7 +22,10 @@ constexpr std::uint64_t early_bytes = std::uint64_t{8} << 20;
   const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
                        : error == EACCES || error == EPERM || error == EROFS
                            ? "check the permissions or choose another folder"
-                           : "check the path";
+                       : error == ENOMEM ? "there is not enough memory (or address space: ulimit -v); close other "
+                                           "programs, or use a machine with more"
+                       : error == EMFILE || error == ENFILE ? "too many files are open; raise the limit (ulimit -n)"
+                                                            : "check the path";
   fail("file", "{}: {} failed: {}; {}.", path.string(), doing, errno_text(error), remedy);
 }
 
@@ -111,6 +115,7 @@ void OutputFile::finish() {
   const int closed = ::close(descriptor);
   if (synced != 0) fail_errno(path_, "writing to disk", sync_error);
   if (closed != 0) fail_errno(path_, "closing", errno);
+  at_moment("file");
 }
 
 StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
@@ -118,7 +123,7 @@ StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
   if (target.empty()) fail("output", "the name of the output folder is empty.");
   target_ = without_trailing_slash(fs::absolute(target).lexically_normal());
   if (!target_.has_filename() || fs::equivalent(target_, fs::current_path(), status)) {
-    fail("output", "{}: is where you are or the root; give a folder of its own, for example {}.", target.string(),
+    fail("output", "{}: is the current folder or the root; give a folder of its own, for example {}.", target.string(),
          (target / "model").string());
   }
   if (fs::exists(target_, status) && !replace_) refuse_existing();
@@ -127,7 +132,7 @@ StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
   }
   const fs::path parent = parent_of(target_);
   fs::create_directories(parent, status);
-  if (status) fail("output", "{}: cannot be made: {}; choose another folder.", parent.string(), status.message());
+  if (status) fail("output", "{}: cannot be created: {}; choose another folder.", parent.string(), status.message());
   const std::string prefix = "." + target_.filename().string() + ".partial-";
   for (const auto& entry : fs::directory_iterator(parent, status)) {
     const std::string name = entry.path().filename().string();
@@ -139,7 +144,7 @@ StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
   }
   staging_ = parent / (prefix + std::to_string(::getpid()));
   if (!fs::create_directory(staging_, status)) {
-    fail("output", "{}: cannot be made: {}; choose another folder.", staging_.string(), status.message());
+    fail("output", "{}: cannot be created: {}; choose another folder.", staging_.string(), status.message());
   }
 }
 
@@ -154,6 +159,7 @@ StagedFolder::~StagedFolder() {
 
 void StagedFolder::commit() {
   sync_path(staging_, O_RDONLY | O_DIRECTORY);
+  at_moment("commit");
   const auto rename_with = [&](unsigned flags) {
     return ::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), flags) == 0 ? 0 : errno;
   };
@@ -171,6 +177,7 @@ void StagedFolder::commit() {
     fail("output", "{}: cannot be put in place: {}; choose another folder.", target_.string(), errno_text(error));
   }
   sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
+  at_moment("committed");
 }
 
 void require_writable(const fs::path& target, bool replace) {
@@ -182,7 +189,7 @@ void require_writable(const fs::path& target, bool replace) {
     fail("output", "{}: already exists; choose another name or give --force to replace it.", target.string());
   }
   const fs::path parent = parent_of(target);
-  if (!fs::is_directory(parent, status)) fail("output", "{}: no such folder; make it first.", parent.string());
+  if (!fs::is_directory(parent, status)) fail("output", "{}: no such folder; create it first.", parent.string());
 }
 
 WholeFile::WholeFile(fs::path target, bool replace) : target_(std::move(target)) {
@@ -198,11 +205,13 @@ WholeFile::~WholeFile() {
 
 void WholeFile::commit() {
   out_->finish();
+  at_moment("commit");
   std::error_code status;
   fs::rename(partial_, target_, status);
   if (status) fail("output", "{}: cannot be put in place: {}.", target_.string(), status.message());
   partial_.clear();
   sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
+  at_moment("committed");
 }
 
 void require_space(const fs::path& path, std::uint64_t bytes) {

@@ -13,7 +13,7 @@ Json parse_json(std::string_view text, std::string_view component, std::string_v
     constexpr int deepest = 64;
     return Json::parse(text, [&](int depth, Json::parse_event_t, Json&) {
       if (depth > deepest)
-        fail(component, "{}: is nested deeper than {} levels; restore the file from where it came.", where, deepest);
+        fail(component, "{}: is nested deeper than {} levels; download or copy the file again.", where, deepest);
       return true;
     });
   } catch (const Json::parse_error& error) {
@@ -23,10 +23,10 @@ Json parse_json(std::string_view text, std::string_view component, std::string_v
     for (const std::string_view word : {"NaN", "Infinity"}) {
       const std::size_t found = text.find(word, at < 12 ? 0 : at - 12);
       if (found != std::string_view::npos && found <= at) {
-        fail(component, "{}: line {} has {}, which is not a number; give a finite value.", where, line, word);
+        fail(component, "{}: line {} has {}, which is not valid JSON; give a finite number.", where, line, word);
       }
     }
-    fail(component, "{}: is not JSON (line {}); restore the file from where it came.", where, line);
+    fail(component, "{}: is not JSON (line {}); download or copy the file again.", where, line);
   } catch (const Json::exception& error) {  // a number out of range
     fail(component, "{}: is not readable JSON: {}.", where, error.what());
   }

@@ -7,24 +7,36 @@
 
 namespace tapetune {
 
+struct ProgressState {
+  std::string what, unit, note;
+  double done = 0, total = 0;
+  double rate = 0;  // units per second; 0: not known yet
+};
+
+// The bar in less than this many columns, so that the terminal does not wrap it; the note matters most, then the time
+// left, the rate, the amount done, and the bar itself.
+std::string progress_bar(const ProgressState& state, int columns);
+// All of it without a bar, for files.
+std::string progress_text(const ProgressState& state);
+
 class Progress {
  public:
-  // total in the unit's own measure; the unit is printed with SI prefixes (bytes, tokens).
-  Progress(std::string what, std::uint64_t total, std::string unit);
+  // total in the unit's own measure; the unit is printed with SI prefixes (bytes, tokens). `already` of it was done
+  // before and does not count for the rate.
+  Progress(std::string what, std::uint64_t total, std::string unit, std::uint64_t already = 0);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  // Shows the bar on a terminal before anything is done, with this note.
+  void begin(std::string note);
   // `note` is shown behind the rest until the next one.
   void advance(std::uint64_t amount, std::string note = {});
 
  private:
   void print(bool last);
-  std::string what_;
-  std::string unit_;
-  std::string note_;
-  std::uint64_t total_;
-  std::uint64_t done_ = 0;
+  ProgressState state_;
+  double already_;
   bool terminal_;
   bool shown_ = false;
   std::chrono::steady_clock::time_point start_;

@@ -1,6 +1,13 @@
 #include "core/signals.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
+#include <string>
 
 #include "core/error.h"
 
@@ -11,9 +18,26 @@ namespace {
 volatile std::sig_atomic_t signal_seen = 0;
 int holds = 0;
 
+// The handler may run between any two instructions, so that a text is written where it does not look and then put in
+// place. Two are enough: the handler prints one text once.
+struct StopText {
+  std::size_t size = 0;
+  char bytes[256];
+};
+StopText stop_texts[2];
+std::atomic<const StopText*> stop_text = nullptr, printed_text = nullptr;
+static_assert(std::atomic<const StopText*>::is_always_lock_free);
+
 extern "C" void on_signal(int number) {
+  const int error = errno;
+  const StopText* text = stop_text.load();
+  if (signal_seen == 0 && text != nullptr && ::write(STDERR_FILENO, text->bytes, text->size) < 0) {
+    // Nobody listens; the work stops all the same.
+  }
+  if (signal_seen == 0) printed_text = text;
   signal_seen = number;
   std::signal(number, SIG_DFL);  // a second Ctrl-C ends at once
+  errno = error;
 }
 
 }  // namespace
@@ -29,10 +53,28 @@ void catch_signals() {
 bool interrupted() { return signal_seen != 0; }
 
 void check_interrupted() {
-  if (holds == 0 && interrupted()) throw Interrupted("interrupted; nothing half-written is left behind");
+  if (holds == 0 && interrupted()) throw Interrupted("interrupted; no partial files were left");
 }
 
 HoldInterrupts::HoldInterrupts() { ++holds; }
 HoldInterrupts::~HoldInterrupts() { --holds; }
+
+StopMessage::~StopMessage() { stop_text = nullptr; }
+
+bool StopMessage::was_printed() const { return interrupted() && printed_text.load() == stop_text.load(); }
+
+void StopMessage::set(std::string_view text) {
+  constexpr std::size_t longest = 200;
+  if (interrupted()) {
+    stop_text = nullptr;  // said already, and that text must stay what was printed
+    return;
+  }
+  StopText& next = stop_text.load() == &stop_texts[0] ? stop_texts[1] : stop_texts[0];
+  const std::string line =
+      (::isatty(STDERR_FILENO) != 0 ? "\r\033[K" : "") + std::string(text.substr(0, longest)) + "\n";
+  next.size = line.size();
+  std::memcpy(next.bytes, line.data(), line.size());
+  stop_text = &next;
+}
 
 }  // namespace tapetune

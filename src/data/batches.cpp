@@ -187,7 +187,7 @@ void Batches::restore(const Json& saved) {
   const Json own = state();
   if (!saved.is_object() || !saved.contains("position") || !saved["position"].is_number_integer() ||
       saved["position"].get<std::int64_t>() < 0) {
-    fail("data", "the saved position in the data is damaged; start anew or from another checkpoint.");
+    fail("data", "the saved position in the data is damaged; start a new run, or remove this checkpoint.");
   }
   for (const auto& [key, value] : own.items()) {
     if (key == "position") continue;

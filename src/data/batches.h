@@ -1,4 +1,4 @@
-// Windows of token files in a shuffled order that is computed, never stored, and can be taken up at any place.
+// Windows of token files in a shuffled order that is computed, never stored, and can be resumed anywhere.
 #pragma once
 
 #include <array>

@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/cores.h"
 #include "core/error.h"
 #include "data/utf8.h"
 
@@ -62,8 +63,10 @@ void in_parallel(int threads, std::size_t count, const Work& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
+}  // namespace
+
 // Texts that are each kept once, in the order in which they came.
-class Distinct {
+class TextEncoder::Distinct {
  public:
   std::uint32_t index_of(std::string_view text, std::uint64_t hash) {
     if (2 * (texts_.size() + 1) > slots_.size()) grow();
@@ -97,8 +100,6 @@ class Distinct {
   std::vector<std::string_view> texts_;
   std::vector<std::uint64_t> hashes_;
 };
-
-}  // namespace
 
 // Words of earlier batches with their ids; only read while a batch is looked up.
 class TextEncoder::Words {
@@ -178,7 +179,7 @@ struct TextEncoder::Task {
 TextEncoder::TextEncoder(const Tokenizer& tokenizer, const nlohmann::json& tokenizer_json, int threads)
     : tokenizer_(tokenizer),
       cuts_(tokenizer_json),
-      threads_(threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+      threads_(threads > 0 ? threads : available_cores()),
       words_(std::make_unique<Words>()) {
   if (!cuts_.any()) return;
   // What is proved from tokenizer.json is tried once as well: slow ids are better than wrong ones.

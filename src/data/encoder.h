@@ -36,6 +36,7 @@ class TextEncoder {
   std::size_t invalid() const { return invalid_; }
 
  private:
+  class Distinct;
   class Words;
   struct Task;
   struct Encoded;

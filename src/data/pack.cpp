@@ -5,9 +5,11 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "core/progress.h"
@@ -99,9 +101,8 @@ class Batcher {
     if (pending_.size() > long_document && !warned_) {
       warned_ = true;
       warn(
-          "a document of over {} MB cannot be cut for this tokenizer; tokenising it whole takes a hundred times its "
-          "size "
-          "in memory. --delimiter makes documents of a text.",
+          "a document of over {} MB cannot be split for this tokenizer; tokenizing it whole takes a hundred times its "
+          "size in memory. --delimiter splits a text into documents.",
           long_document >> 20);
     }
   }
@@ -151,7 +152,8 @@ std::optional<std::int64_t> frame(Frame frame, std::optional<std::int64_t> token
 
 Packed pack(const PackOptions& options) {
   require_writable(options.out, options.replace);
-  const std::vector<TextFile> files = find_text_files(options.inputs);
+  std::map<std::string, std::size_t> skipped;
+  const std::vector<TextFile> files = find_text_files(options.inputs, &skipped);
   // Before its first use: the tokenizers crate keeps its threads.
   if (options.threads > 0) ::setenv("RAYON_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
   const Tokenizer tokenizer = Tokenizer::open(options.model);
@@ -219,8 +221,18 @@ Packed pack(const PackOptions& options) {
   writer.commit();
   packed.info = writer.info();
   replaced += encoder.invalid();
-  if (replaced > 0) warn("{} parts of the text were not UTF-8 and became U+FFFD.", replaced);
-  if (empty > 0) warn("{} of {} files hold no text.", empty, files.size());
+  if (replaced > 0) warn("{} of the text replaced by U+FFFD: not UTF-8.", counted(replaced, "part"));
+  if (empty > 0) warn("{} of {} contain no text.", empty, counted(files.size(), "file"));
+  if (!skipped.empty()) {
+    std::size_t all = 0;
+    std::vector<std::string> kinds;
+    for (const auto& [kind, count] : skipped) {
+      all += count;
+      kinds.push_back(fmt::format("{} {}", count, kind));
+    }
+    warn("{} in the folders were not packed: {}; only .txt and .jsonl are, also with .gz or .zst.",
+         counted(all, "file"), fmt::join(kinds, ", "));
+  }
   return packed;
 }
 

@@ -38,8 +38,7 @@ void add_file(const fs::path& path, std::vector<TextFile>& files) {
   std::error_code status;
   std::optional<TextFile> file = by_extension(path);
   if (!file) {
-    fail("data", "{}: is none of the kinds that can be packed; give .txt or .jsonl, also with .gz or .zst.",
-         path.string());
+    fail("data", "{}: cannot be packed; give .txt or .jsonl, also with .gz or .zst.", path.string());
   }
   file->bytes = fs::file_size(path, status);
   if (status) fail("data", "{}: cannot be read: {}; check the path.", path.string(), status.message());
@@ -49,19 +48,27 @@ void add_file(const fs::path& path, std::vector<TextFile>& files) {
   files.push_back(*file);
 }
 
-void add_folder(const fs::path& folder, std::vector<TextFile>& files) {
+void add_folder(const fs::path& folder, std::vector<TextFile>& files, std::map<std::string, std::size_t>* skipped) {
   std::vector<fs::path> found;
   std::error_code status;
   for (fs::recursive_directory_iterator entry(folder, status), end; !status && entry != end; entry.increment(status)) {
     std::error_code dangling;  // a link to nothing is no file
-    if (entry->is_regular_file(dangling) && by_extension(entry->path())) found.push_back(entry->path());
+    if (!entry->is_regular_file(dangling)) continue;
+    const fs::path& path = entry->path();
+    if (by_extension(path)) {
+      found.push_back(path);
+    } else if (skipped != nullptr && !path.filename().string().starts_with('.')) {
+      ++(*skipped)[path.has_extension() ? path.extension().string() : "without extension"];
+    }
   }
   if (status) fail("data", "{}: cannot be listed: {}; check the permissions.", folder.string(), status.message());
   if (found.empty())
-    fail("data", "{}: holds no .txt or .jsonl (also with .gz or .zst); check the path.", folder.string());
+    fail("data", "{}: contains no .txt or .jsonl (also with .gz or .zst); check the path.", folder.string());
   std::ranges::sort(found, {}, &fs::path::native);
   for (const fs::path& path : found) add_file(path, files);
 }
+
+bool is_pattern(const std::string& input) { return input.find_first_of("*?[") != std::string::npos; }
 
 std::vector<fs::path> matches(const std::string& pattern) {
   glob_t found{};
@@ -75,12 +82,24 @@ std::vector<fs::path> matches(const std::string& pattern) {
 
 }  // namespace
 
-std::vector<TextFile> find_text_files(std::span<const std::string> inputs) {
+bool is_text_input(const std::string& input) {
+  std::error_code status;
+  if (fs::exists(input, status)) return fs::is_directory(input, status) || by_extension(input);
+  return by_extension(input) || is_pattern(input);
+}
+
+bool input_exists(const std::string& input) {
+  std::error_code status;
+  return fs::exists(input, status) || (is_pattern(input) && !matches(input).empty());
+}
+
+std::vector<TextFile> find_text_files(std::span<const std::string> inputs,
+                                      std::map<std::string, std::size_t>* skipped) {
   std::vector<TextFile> files;
   const auto add = [&](const fs::path& path) {
     std::error_code status;
     if (fs::is_directory(path, status)) {
-      add_folder(path, files);
+      add_folder(path, files, skipped);
     } else if (fs::is_regular_file(path, status)) {
       add_file(path, files);
     } else {
@@ -89,7 +108,7 @@ std::vector<TextFile> find_text_files(std::span<const std::string> inputs) {
   };
   for (const std::string& input : inputs) {
     std::error_code status;
-    if (!fs::exists(input, status) && input.find_first_of("*?[") != std::string::npos) {
+    if (!fs::exists(input, status) && is_pattern(input)) {
       const std::vector<fs::path> paths = matches(input);
       if (paths.empty()) fail("data", "{}: matches no file; check the pattern.", input);
       for (const fs::path& path : paths) add(path);
@@ -295,14 +314,16 @@ std::size_t read_line(std::string_view line, const TextFile& file, std::uint64_t
     const std::size_t halves = mend_surrogates(mended);
     reader = KeyReader(key, found);
     if (halves == 0 || !nlohmann::json::sax_parse(mended.begin(), mended.end(), &reader))
-      fail("data", "{}: line {} is not JSON; mend or remove it.", file.path.string(), number);
+      fail("data", "{}: line {} is not JSON; fix or remove it.", file.path.string(), number);
     invalid += halves;
   }
   if (!reader.object() || !(reader.found() || reader.other())) {
-    fail("data", "{}: line {} has no key \"{}\"; give the right one with --key.", file.path.string(), number, key);
+    fail("data", "{}: line {} has no key \"{}\"; tapetune data pack takes another with --key.", file.path.string(),
+         number, key);
   }
   if (!reader.found())
-    fail("data", "{}: line {} has a \"{}\" that is no text; give another with --key.", file.path.string(), number, key);
+    fail("data", "{}: line {} has a \"{}\" that is not text; tapetune data pack takes another key with --key.",
+         file.path.string(), number, key);
   text(found);
   end();
   return invalid;
@@ -325,7 +346,7 @@ std::size_t read_json_lines(const TextFile& file, const std::string& key,
     lines.erase(0, begin);
     searched = lines.size();
     if (lines.size() > longest_json_line) {
-      fail("data", "{}: line {} is longer than {} MB, which is the most a line of JSON may have; split it.",
+      fail("data", "{}: line {} is longer than {} MB, which is the limit for a line of JSON; split it.",
            file.path.string(), number, longest_json_line >> 20);
     }
     if (lines.empty()) lines.shrink_to_fit();  // after one very long line

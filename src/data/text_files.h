@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -21,9 +22,15 @@ struct TextFile {
   std::uint64_t bytes = 0;  // on disk
 };
 
+// Whether this names text to pack: by its extension, as a folder, or as a pattern.
+bool is_text_input(const std::string& input);
+// Whether there is such a file or folder, or a file that matches the pattern.
+bool input_exists(const std::string& input);
+
 // Files in the order given; those of a folder (with all below it) or a glob in the order of their bytes. All can be
-// opened, none has an unknown extension; in a folder such files are passed over.
-std::vector<TextFile> find_text_files(std::span<const std::string> inputs);
+// opened, none has an unknown extension; in a folder such files are skipped, and counted by extension in `skipped`.
+std::vector<TextFile> find_text_files(std::span<const std::string> inputs,
+                                      std::map<std::string, std::size_t>* skipped = nullptr);
 
 // The bytes of a file, unpacked as they come.
 class TextStream {

@@ -70,11 +70,12 @@ TokenFile TokenFile::open(const fs::path& path) {
   const std::span<const std::byte> bytes = file->bytes();
   if (std::memcmp(bytes.data(), magic.data(), std::min(magic.size(), bytes.size())) != 0) {
     fail("data",
-         "{}: is not a token file; make one with tapetune data pack, or give --raw where it holds 16-bit tokens only.",
+         "{}: is not a token file; make one with tapetune data pack. 16-bit tokens without a header need the extension "
+         ".bin (data show: --raw).",
          path.string());
   }
   if (bytes.size() < sizeof(Header))
-    fail("data", "{}: is cut short within its header; copy or pack it again.", path.string());
+    fail("data", "{}: is truncated within its header; copy or pack it again.", path.string());
   Header header;
   std::memcpy(&header, bytes.data(), sizeof(Header));
   if (header.version > this_version) {
@@ -90,7 +91,7 @@ TokenFile TokenFile::open(const fs::path& path) {
     fail("data", "{}: has {} bytes, but its header says {} ({} tokens, {} documents); copy or pack it again.",
          path.string(), bytes.size(), *expected, header.tokens, header.documents);
   }
-  if (header.tokens == 0) fail("data", "{}: holds no tokens; pack some text.", path.string());
+  if (header.tokens == 0) fail("data", "{}: contains no tokens; pack some text.", path.string());
   TokenFileInfo info;
   info.token_bytes = header.token_bytes;
   info.vocabulary_hash = header.vocabulary_hash;
@@ -108,9 +109,9 @@ TokenFile TokenFile::open_raw(const fs::path& path, std::int64_t vocabulary_size
   auto file = MappedFile::open(path);
   const std::span<const std::byte> bytes = file->bytes();
   if (bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0)
-    fail("data", "{}: is a token file with a header; leave --raw away.", path.string());
+    fail("data", "{}: is a token file with a header; rename it to .tokens (data show: drop --raw).", path.string());
   if (bytes.size() % sizeof(std::uint16_t) != 0) {
-    fail("data", "{}: has {} bytes, which is no whole number of 16-bit tokens; copy it again.", path.string(),
+    fail("data", "{}: has {} bytes, which is not a multiple of two for 16-bit tokens; copy it again.", path.string(),
          bytes.size());
   }
   TokenFileInfo info;

@@ -37,7 +37,7 @@ nlohmann::json read_tokenizer_json(const std::filesystem::path& folder) {
   const std::string text = read_text(file_in(folder));
   nlohmann::json tokenizer = nlohmann::json::parse(text, nullptr, false);
   if (!tokenizer.is_object() || !tokenizer.contains("model") || !tokenizer["model"].is_object()) {
-    fail("tokenizer", "{}: is not a tokenizer; copy it again from the model's origin.", file_in(folder).string());
+    fail("tokenizer", "{}: is not a tokenizer; copy it again from the original model.", file_in(folder).string());
   }
   return tokenizer;
 }

@@ -36,6 +36,7 @@ std::vector<at::Tensor> as_gradients_come(std::span<const Parameter> parameters)
   std::stable_sort(order.begin(), order.end(),
                    [&](const Parameter* a, const Parameter* b) { return layer(a) > layer(b); });
   std::vector<at::Tensor> tensors;
+  tensors.reserve(order.size());
   for (const Parameter* p : order) tensors.push_back(p->value);
   return tensors;
 }

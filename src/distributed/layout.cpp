@@ -4,22 +4,26 @@
 
 namespace tapetune {
 
-std::int64_t teams_of(const Recipe& recipe, std::int64_t ranks) {
+BatchShare share_batch(const Recipe& recipe, std::int64_t ranks) {
   const std::int64_t parts = recipe.sequence_parallel, teams = ranks / parts;
   if (ranks % parts != 0) {
-    fail("train", "sequence_parallel {} does not divide the {} rank{} there are; start a multiple of it.", parts, ranks,
-         ranks == 1 ? "" : "s");
+    fail("train", "sequence_parallel {} does not divide the number of ranks, {}; start a multiple of it.", parts,
+         ranks);
   }
   if (recipe.context % parts != 0) {
-    fail("train", "sequence_parallel {} does not divide a context of {}; take a divisor.", parts, recipe.context);
+    fail("train", "sequence_parallel {} does not divide context {}; set it to a divisor.", parts, recipe.context);
   }
-  if (recipe.batch / recipe.micro_batch % teams != 0) {
-    fail("train",
-         "a batch of {} in micro-batches of {} cannot be shared by {} ranks; batch must be a multiple of micro_batch x "
-         "{}: change one of them, or set sequence_parallel.",
-         recipe.batch, recipe.micro_batch, teams, teams);
+  if (recipe.batch % teams != 0) {
+    fail("train", "batch {} cannot be shared by {} ranks; set batch to a multiple of {}, or set sequence_parallel.",
+         recipe.batch, teams, teams);
   }
-  return teams;
+  BatchShare share;
+  share.teams = teams;
+  share.sequences = recipe.batch / teams;
+  const auto divided = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  share.passes = divided(share.sequences, recipe.micro_batch);
+  share.micro_batch = divided(share.sequences, share.passes);
+  return share;
 }
 
 }  // namespace tapetune

@@ -7,7 +7,14 @@
 
 namespace tapetune {
 
-// The number of teams; fails where batch, context or sequence_parallel do not fit this many ranks.
-std::int64_t teams_of(const Recipe& recipe, std::int64_t ranks);
+struct BatchShare {
+  std::int64_t teams = 1;
+  std::int64_t sequences = 1;    // of a team in a step
+  std::int64_t passes = 1;       // micro-batches in which it computes them
+  std::int64_t micro_batch = 1;  // sequences of the largest one: the recipe's, or fewer
+};
+
+// Fails where batch, context or sequence_parallel do not fit this many ranks. The recipe's micro_batch is a limit.
+BatchShare share_batch(const Recipe& recipe, std::int64_t ranks);
 
 }  // namespace tapetune

@@ -22,14 +22,14 @@ std::optional<int> number(const char* name) {
   int value = 0;
   const auto [rest, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || rest != text->data() + text->size() || value < 0) {
-    fail("launch", "{} is {}, but must be a whole number from 0 on; is it set by hand?", name, *text);
+    fail("launch", "{} is {}, but must be a whole number, 0 or larger; is it set by hand?", name, *text);
   }
   return value;
 }
 
 // What a kind of launcher calls a rank, their number, and the rank on this machine.
 struct Names {
-  const char *rank, *ranks, *local;
+  const char *rank, *ranks, *local, *remedy;
 };
 
 // "node[03-07,12]" and "node03,node04" begin with node03.
@@ -43,10 +43,14 @@ std::string first_host(const std::string& list) {
 }  // namespace
 
 Seat seat_from_environment() {
-  constexpr Names kinds[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-                             {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-                             {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-                             {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
+  constexpr const char* mpi = "check that mpirun started them, and their machines for error messages";
+  constexpr Names kinds[] = {
+      {"RANK", "WORLD_SIZE", "LOCAL_RANK",
+       "start one process for each RANK from 0 to WORLD_SIZE - 1, or unset both variables to run one process"},
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", mpi},
+      {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", mpi},
+      {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+       "an sbatch script starts one task only: put srun before tapetune in it, or ask for one task (--ntasks=1)"}};
   Seat seat;
   const Names* kind = nullptr;
   for (const Names& names : kinds) {
@@ -64,6 +68,7 @@ Seat seat_from_environment() {
   seat.rank = *number(kind->rank);
   seat.ranks = *number(kind->ranks);
   seat.local_rank = number(kind->local).value_or(0);
+  seat.remedy = kind->remedy;
   if (seat.ranks < 1 || seat.rank >= seat.ranks) {
     fail("launch", "{} is {}, but with {} = {} it must be from 0 to {}; give every process its own.", kind->rank,
          seat.rank, kind->ranks, seat.ranks, seat.ranks - 1);
@@ -76,7 +81,7 @@ Seat seat_from_environment() {
   } else if (const auto all_hosts = variable("SLURM_JOB_NODELIST"); slurm && all_hosts) {
     seat.address = first_host(*all_hosts);
   } else if (const auto here = number("OMPI_COMM_WORLD_LOCAL_SIZE"); here && *here < seat.ranks) {
-    fail("launch", "{} ranks are spread over several machines, but MASTER_ADDR is not set; set it to rank 0's address.",
+    fail("launch", "{} ranks run on several machines, but MASTER_ADDR is not set; set it to rank 0's address.",
          seat.ranks);
   }
   if (const auto port = number("MASTER_PORT")) {

@@ -12,6 +12,7 @@ struct Seat {
   int port = 29500;          // where rank 0 is met
   bool served = false;       // by the launcher, which outlives rank 0
   std::string attempt = "";  // that of a launcher that starts all anew when one fails
+  std::string remedy = "";   // how to start the ranks that are missing
 };
 
 // From RANK, WORLD_SIZE, LOCAL_RANK (torchrun, Kubernetes, tapetune launch), SLURM_* (srun), OMPI_* or PMI_* (mpirun),

@@ -127,7 +127,7 @@ std::vector<at::Tensor> all_to_heads(const Group& group, const std::vector<at::T
 void spread_sequences(Parallel& parallel, const Group& group, const ModelConfig& config) {
   if (group.size() == 1) return;
   if (config.heads % group.size() != 0) {
-    fail("train", "sequence_parallel {} does not divide the model's {} heads; take a divisor of them.", group.size(),
+    fail("train", "sequence_parallel {} does not divide the model's {} heads; set it to a divisor.", group.size(),
          config.heads);
   }
   parallel.part = group.rank();

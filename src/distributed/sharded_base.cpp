@@ -6,7 +6,7 @@ namespace tapetune {
 
 namespace {
 
-at::Tensor bytes_of(const at::Tensor& t) { return t.flatten().view(at::kByte); }
+at::Tensor as_bytes(const at::Tensor& t) { return t.flatten().view(at::kByte); }
 
 // Memory that wholes come into: what one layer has left takes the next one, so that there are no more blocks than
 // layers at once, and none comes and goes.
@@ -51,7 +51,7 @@ class Unit {
     for (const Piece& p : pieces_) {
       const std::int64_t from = std::max(begin, p.begin), to = std::min(end, p.begin + p.bytes);
       if (from >= to) continue;
-      part_.narrow(0, from - begin, to - from).copy_(bytes_of(tensors[p.slot]).narrow(0, from - p.begin, to - from));
+      part_.narrow(0, from - begin, to - from).copy_(as_bytes(tensors[p.slot]).narrow(0, from - p.begin, to - from));
     }
   }
 

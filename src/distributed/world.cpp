@@ -11,10 +11,12 @@
 #include <csignal>
 #include <future>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "core/error.h"
 #include "core/json.h"
+#include "core/log.h"
 #include "distributed/gloo.h"
 #ifdef TAPETUNE_CUDA
 #include "distributed/cuda/nccl.h"
@@ -33,6 +35,8 @@ constexpr seconds beat_every{1};
 constexpr seconds silence{4};
 // Longer than any answer of a store that is there.
 constexpr seconds patience{15};
+// Ranks that have not come by then are named, while the others wait on.
+constexpr seconds remind_after{10};
 
 std::string here() {
   std::string name(256, '\0');
@@ -66,28 +70,64 @@ std::string listed(const std::vector<int>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
+// Prints a warning unless it is gone by then, because connecting to rank 0 blocks.
+class Reminder {
+ public:
+  explicit Reminder(const std::string& text) {
+    thread_ = std::thread([this, text] {
+      std::unique_lock lock(guard_);
+      if (!gone_.wait_for(lock, remind_after, [this] { return over_; })) warn("{}", text);
+    });
+  }
+  ~Reminder() {
+    {
+      const std::lock_guard lock(guard_);
+      over_ = true;
+    }
+    gone_.notify_all();
+    thread_.join();
+  }
+  Reminder(const Reminder&) = delete;
+  Reminder& operator=(const Reminder&) = delete;
+
+ private:
+  std::mutex guard_;
+  std::condition_variable gone_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
 Store open_store(const Seat& seat, seconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(seat.port);
   options.isServer = seat.rank == 0 && !seat.served;
   options.waitWorkers = false;
   options.timeout = timeout;
+  std::optional<Reminder> reminder;
+  if (seat.rank == 1) {
+    reminder.emplace(fmt::format("rank 1 of {} has been waiting for rank 0 at {}:{} for {} s; {}", seat.ranks,
+                                 seat.address, seat.port, remind_after.count(), seat.remedy));
+  }
   try {
     return c10::make_intrusive<c10d::PrefixStore>("tapetune/" + seat.attempt,
                                                   c10::make_intrusive<c10d::TCPStore>(seat.address, options));
   } catch (const std::exception& error) {
     if (options.isServer) {
       fail("launch",
-           "port {} of this machine cannot be opened, because another process has it or it is not allowed; set "
-           "MASTER_PORT to a free one.",
+           "port {} of this machine cannot be opened: another process uses it, or it needs privileges; set MASTER_PORT "
+           "to "
+           "a free port.",
            seat.port);
     }
     fail("launch",
-         "rank {} could not reach {}:{} within {} s; check MASTER_ADDR and MASTER_PORT, that rank 0 has started there, "
-         "and that no firewall stands between.",
+         "rank {} could not connect to {}:{} within {} s; check MASTER_ADDR and MASTER_PORT, that rank 0 runs there, "
+         "and "
+         "that no firewall blocks the port.",
          seat.rank, seat.address, seat.port, timeout.count());
   }
 }
+
+std::string beat_key(int rank) { return fmt::format("beat/{}", rank); }
 
 std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
 
@@ -143,7 +183,7 @@ struct World::Meeting {
       for (std::int64_t n = 0; !ending; ++n) {
         lock.unlock();
         try {
-          beats->set(fmt::format("beat/{}", rank), fmt::format("{} {}", n, step.load()));
+          beats->set(beat_key(rank), fmt::format("{} {}", n, step.load()));
         } catch (const std::exception&) {
           return;  // the store is gone, and with it whoever would listen
         }
@@ -158,9 +198,11 @@ struct World::Meeting {
     throw RankLost(why);
   }
 
-  // Waits for another rank's word, unless a rank fails meanwhile.
-  std::string get(const std::string& key, int ranks) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+  // Waits for another rank's word, unless a rank fails meanwhile. `busy`: a rank that may take longer than the timeout
+  // before it speaks, as long as its heart beats.
+  std::string get(const std::string& key, int ranks, std::optional<int> busy = std::nullopt) {
+    auto deadline = std::chrono::steady_clock::now() + timeout;
+    std::string last_beat;
     try {
       while (std::chrono::steady_clock::now() < deadline) {
         try {
@@ -170,12 +212,16 @@ struct World::Meeting {
           for (int r = 0; r < ranks; ++r) {
             if (store->check({failed_key(r)})) lose("a rank failed");
           }
+          if (!busy || !store->check({beat_key(*busy)})) continue;
+          std::string beat = text_of(store->get(beat_key(*busy)));
+          if (beat != last_beat) deadline = std::chrono::steady_clock::now() + timeout;
+          last_beat = std::move(beat);
         }
       }
     } catch (const c10::Error& error) {
       lose(error.what_without_backtrace());
     }
-    lose(fmt::format("no word for {} s", timeout.count()));
+    lose(fmt::format("no answer for {} s", timeout.count()));
   }
 
   std::string person(int rank) const {
@@ -211,23 +257,27 @@ World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat)
       // Rank 0 gives up first, and says why.
       m.store->wait({"all here"}, timeout + patience);
     } catch (const std::exception&) {
-      fail("launch", "rank {}: not all {} ranks came within {} s; see rank 0's message.", rank(), size(),
-           timeout.count());
+      fail("launch", "rank {}: timed out after {} s waiting for all {} ranks; see rank 0's message.", rank(),
+           timeout.count(), size());
     }
   } else {
     std::vector<int> missing;
+    bool reminded = false;
     do {
       missing.clear();
       for (int r = 0; r < size(); ++r) {
         if (!m.store->check({fmt::format("here/{}", r)})) missing.push_back(r);
       }
       if (!missing.empty()) std::this_thread::sleep_for(milliseconds(50));
+      const bool late = std::chrono::steady_clock::now() >= deadline - timeout + remind_after;
+      if (!missing.empty() && late && !std::exchange(reminded, true)) {
+        warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), size(), seat.address, seat.port,
+             remind_after.count(), seat.remedy);
+      }
     } while (!missing.empty() && std::chrono::steady_clock::now() < deadline);
     if (!missing.empty()) {
-      fail("launch",
-           "{} of {} did not come to {}:{} within {} s; start as many processes as WORLD_SIZE says, and look for "
-           "messages on their machines.",
-           listed(missing), size(), seat.address, seat.port, timeout.count());
+      fail("launch", "timed out after {} s waiting for {} of {} at {}:{}; {}. Raise --timeout if they only start late.",
+           timeout.count(), listed(missing), size(), seat.address, seat.port, seat.remedy);
     }
     for (int r = 0; r < size(); ++r) m.people.push_back(text_of(m.store->get(fmt::format("here/{}", r))));
     m.store->set("all here", std::string("yes"));
@@ -283,7 +333,7 @@ std::string World::announce(const std::string& text) {
   Meeting& m = *meeting_;
   const std::string key = fmt::format("announce/{}", m.talks++);
   if (leads()) m.store->set(key, text);
-  return m.get(key, size());
+  return m.get(key, size(), /*busy=*/0);
 }
 
 std::vector<std::string> World::share(const std::string& text) {
@@ -308,7 +358,7 @@ void World::require_same(const std::string& what, const std::string& value, cons
       if (all[0][at++] == '\n') begin = at;
     }
     const auto line = [&](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
-    verdict = fmt::format("rank {} ({}) has {} other than rank 0's: {} there, {} here; {}.", r,
+    verdict = fmt::format("rank {} ({}) has {} different from rank 0's: {} there, {} here; {}.", r,
                           meeting_->person(static_cast<int>(r)), what, line(all[r]), line(all[0]), remedy);
     break;
   }
@@ -329,7 +379,7 @@ struct Beat {
 std::vector<Beat> read_beats(const Store& store, int ranks) {
   std::vector<Beat> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) {
-    const std::string key = fmt::format("beat/{}", r);
+    const std::string key = beat_key(r);
     if (!store->check({key})) continue;
     const std::string text = text_of(store->get(key));
     const auto space = text.find(' ');
@@ -357,15 +407,17 @@ std::string find_culprit(const Store& store, const std::vector<std::string>& peo
     if (after[r].count == before[r].count) {
       store->set(heard_key(static_cast<int>(r)), std::string("no more"));
       return fmt::format(
-          "[ranks] rank {} ({}) is not heard of any more, last at step {}: it was killed, stopped or cut off; look at "
-          "that machine (its memory, its network). The same command goes on from the last checkpoint.",
-          r, people[r], after[r].step);
+          "[ranks] rank {} ({}) stopped responding (no heartbeat for {} s), last at step {}: it was killed or "
+          "suspended, "
+          "or its network is down; check that machine's memory and network, then rerun the same command to resume from "
+          "the last checkpoint.",
+          r, people[r], silence.count(), after[r].step);
     }
     if (after[r].step < after[slowest].step) slowest = r;
   }
   return fmt::format(
-      "[ranks] the ranks waited for each other in vain: rank {} ({}) is the last, at step {}; raise --timeout if it is "
-      "only slow. The same command goes on from the last checkpoint. ({})",
+      "[ranks] timed out: rank {} ({}) is behind the others, at step {}; raise --timeout if it is only slow, and rerun "
+      "the same command to resume from the last checkpoint. ({})",
       slowest, people[slowest], after[slowest].step, error);
 }
 
@@ -414,15 +466,16 @@ std::string World::explain(const std::string& error) {
       asked->set_value(own == 0 ? find_culprit(store, people, error) : "");
     } catch (const std::exception&) {
       asked->set_value(
-          own == 1 ? "[ranks] rank 0, where all meet, is not heard of any more: it was killed or cut off; the same "
-                     "command goes on from the last checkpoint."
-                   : "");
+          own == 1
+              ? "[ranks] rank 0 stopped responding: it was killed, or its network is down; rerun the same command to "
+                "resume from the last checkpoint."
+              : "");
     }
   }).detach();
   if (answer.wait_for(patience) != std::future_status::ready) {
     return fmt::format(
-        "[ranks] rank {}: rank 0, where all meet, does not answer any more; the network is cut. The same command goes "
-        "on from the last checkpoint.",
+        "[ranks] rank {}: rank 0 does not answer: the network is down; rerun the same command to resume from the last "
+        "checkpoint.",
         rank());
   }
   return answer.get();

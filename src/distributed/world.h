@@ -33,7 +33,7 @@ class World {
   void require_same(const std::string& what, const std::string& value, const std::string& remedy);
   // What each rank says, on rank 0; nothing elsewhere.
   std::vector<std::string> collect(const std::string& text);
-  // What rank 0 says.
+  // What rank 0 says; the others wait for as long as its heart beats, because it may have packed or hashed files first.
   std::string announce(const std::string& text);
   // What each rank says, on all of them.
   std::vector<std::string> share(const std::string& text);

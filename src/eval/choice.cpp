@@ -156,7 +156,8 @@ Json ChoiceRun::answer(const ChoiceQuestion& question) {
     likely.push_back(-losses.narrow(0, begin, one.size(0)).sum().item<double>());
     begin += one.size(0);
     if (!std::isfinite(likely.back())) {
-      fail("eval", "\"{}\": a likelihood is not a number; does the model compute with numbers?",
+      fail("eval",
+           "\"{}\": a log-likelihood is NaN or Inf; the model's weights or its dtype are broken (try --dtype f32).",
            question.text.substr(0, 60));
     }
   }
@@ -217,8 +218,8 @@ void ChoiceRun::restore(const Json& state) {
   const Json before = kept_value<Json>(state, "settings"), now = settings();
   for (const auto& [key, value] : now.items()) {
     if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
-      fail("eval", "the saved answers are to other questions: {} was {}, and is {}; start anew.", key, to_text(there),
-           to_text(value));
+      fail("eval", "the saved results are of other questions: {} was {}, now {}; give --resume another file.", key,
+           to_text(there), to_text(value));
     }
   }
   check_fingerprint(kept_value<double>(state, "fingerprint"), fingerprint_);

@@ -13,11 +13,10 @@ Json read_kept(const fs::path& path, std::string_view kind, std::string_view who
   if (!fs::exists(path, status)) return {};
   const Json json = parse_json(read_text(path), "eval", path.string());
   if (!json.is_object() || json.value("tapetune", Json()) != fmt::format("eval {}", kind)) {
-    fail("eval", "{}: holds no sums of eval {}; give another file to --resume.", path.string(), kind);
+    fail("eval", "{}: does not hold results of eval {}; give --resume another file.", path.string(), kind);
   }
   if (const auto before = kept_value<std::string>(json, "model"); before != who) {
-    fail("eval", "{}: holds the sums of {}, but this is {}; give another file to --resume.", path.string(), before,
-         who);
+    fail("eval", "{}: holds results of {}, but this is {}; give --resume another file.", path.string(), before, who);
   }
   return kept_value<Json>(json, std::string(kind).c_str());
 }
@@ -28,7 +27,7 @@ void write_kept(const fs::path& path, std::string_view kind, std::string_view wh
   file.commit();
 }
 
-void fail_damaged() { fail("eval", "the saved sums are damaged; remove the file, or give another to --resume."); }
+void fail_damaged() { fail("eval", "the saved results are damaged; remove the --resume file, or give another."); }
 
 double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens) {
   const c10::NoGradGuard evaluation;
@@ -41,8 +40,9 @@ double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens) 
 
 void check_fingerprint(double before, double now) {
   if (std::abs(now - before) <= same_model * std::abs(before)) return;
-  fail("eval", "the saved sums are of another model: its first losses sum to {}, and now to {}; start anew.", before,
-       now);
+  fail("eval",
+       "the saved results are of another model: its first losses sum to {}, now to {}; give --resume another file.",
+       before, now);
 }
 
 void require_same_work(World& world, const Json& settings, double fingerprint) {
@@ -52,7 +52,7 @@ void require_same_work(World& world, const Json& settings, double fingerprint) {
   const double first = from_text(losses.front());
   for (std::size_t r = 1; r < losses.size(); ++r) {
     if (std::abs(from_text(losses[r]).get<double>() - first) <= same_model * std::abs(first)) continue;
-    fail("launch", "rank {} has a model other than rank 0's: its first losses sum to {}, not {}; {}.", r, losses[r],
+    fail("launch", "rank {} has a model different from rank 0's: its first losses sum to {}, not {}; {}.", r, losses[r],
          losses.front(), remedy);
   }
 }

@@ -18,7 +18,7 @@
 
 namespace tapetune {
 
-// What `eval KIND` of the model `who` kept there, or null where the file is not there yet. Fails where it is anything
+// What `eval KIND` of the model `who` kept there, or null where there is no such file yet. Fails where it is anything
 // else.
 Json read_kept(const std::filesystem::path& path, std::string_view kind, std::string_view who);
 void write_kept(const std::filesystem::path& path, std::string_view kind, std::string_view who, const Json& state);
@@ -110,8 +110,8 @@ auto finish(Run& run, const Keeping& keeping = {}) {
   } catch (const Interrupted&) {
     if (keeping.file.empty()) throw;
     keep();
-    throw Interrupted(fmt::format("interrupted; {} of {} {} are in {}, the same command goes on from there", run.done(),
-                                  run.total(), Run::unit, keeping.file.string()));
+    throw Interrupted(fmt::format("interrupted; {} of {} {} are saved in {}: rerun the same command to resume",
+                                  run.done(), run.total(), Run::unit, keeping.file.string()));
   }
   keep();
   return run.results();

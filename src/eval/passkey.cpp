@@ -45,7 +45,7 @@ bool has_twins(std::vector<Value> values) {
 void check_options(const PasskeyOptions& options) {
   if (options.trials < 1) fail("eval", "{} trials give no accuracy; give 1 or more.", options.trials);
   if (options.trials - 1 > static_cast<std::int64_t>(0xffffffff - options.seed)) {
-    fail("eval", "{} trials from seed {} on go beyond the last seed, 4294967295; lower one.", options.trials,
+    fail("eval", "{} trials starting at seed {} exceed the largest seed, 4294967295; lower one.", options.trials,
          options.seed);
   }
   for (const double depth : options.depths) {
@@ -138,7 +138,8 @@ std::int64_t PasskeyRun::longest(std::int64_t garbage, bool all) const {
 
 std::int64_t PasskeyRun::fitting_garbage(std::int64_t context) const {
   if (const std::int64_t least = longest(1, true); least > context) {
-    fail("eval", "a context of {} has no room for a prompt, which takes {} tokens without garbage; give a longer one.",
+    fail("eval",
+         "a context of {} is too short: the prompt alone, without filler text, takes {} tokens; give a longer one.",
          context, least);
   }
   std::int64_t fits = 1, beyond = 2;

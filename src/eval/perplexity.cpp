@@ -35,12 +35,12 @@ void check_options(const PerplexityOptions& options) {
   if (options.contexts.empty()) fail("eval", "there is no context; give one or several.");
   if (options.stride == 0) fail("eval", "the stride is 0, but must be 1 or more.");
   if (options.stride > 0 && options.protocol == Protocol::blocks)
-    fail("eval", "protocol blocks has no stride: its windows stand side by side; leave --stride away.");
+    fail("eval", "protocol blocks has no stride: its windows do not overlap; drop --stride.");
   for (std::size_t i = 0; i < options.contexts.size(); ++i) {
     const std::int64_t context = options.contexts[i];
     if (context < 2) fail("eval", "the context is {}, but must be 2 or more.", context);
     if (options.stride > context)
-      fail("eval", "the stride of {} is above the context of {}, and would leave tokens out; lower it.", options.stride,
+      fail("eval", "the stride of {} is larger than the context of {} and would skip tokens; lower it.", options.stride,
            context);
     if (options.buckets < 0 || options.buckets >= context)
       fail("eval", "{} buckets do not fit a context of {}; give fewer than its tokens.", options.buckets, context);
@@ -147,7 +147,9 @@ Json PerplexityRun::score_windows(const Part& part, std::int64_t first) const {
   for (const Window& each : windows) {
     for (std::int64_t place = each.from; place < length; ++place, ++loss) {
       if (!std::isfinite(*loss)) {
-        fail("eval", "context {}: the loss of token {} is not a number; does the model compute with numbers?",
+        fail("eval",
+             "context {}: the loss of token {} is NaN or Inf; the model's weights or its dtype are broken (try --dtype "
+             "f32).",
              part.context, data_.begin + each.begin + place + 1);
       }
       sum += *loss;
@@ -255,8 +257,9 @@ void PerplexityRun::restore(const Json& state) {
   const Json before = kept_value<Json>(state, "settings"), now = common_settings();
   for (const auto& [key, value] : now.items()) {
     if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
-      fail("eval", "the saved sums are of other settings or another text: {} was {}, and is {}; start anew.", key,
-           to_text(there), to_text(value));
+      fail("eval",
+           "the saved results are of other settings or another text: {} was {}, now {}; give --resume another file.",
+           key, to_text(there), to_text(value));
     }
   }
   std::vector<Part> parts = parts_;
@@ -269,8 +272,8 @@ void PerplexityRun::restore(const Json& state) {
       continue;
     }
     if (part->stride != stride) {
-      fail("eval", "the saved sums of context {} have a stride of {}, which now is {}; start anew.", context, stride,
-           part->stride);
+      fail("eval", "the saved results of context {} have a stride of {}, now {}; give --resume another file.", context,
+           stride, part->stride);
     }
     part->scored = kept_value<std::int64_t>(one, "windows");
     part->tokens = kept_value<std::int64_t>(one, "tokens");

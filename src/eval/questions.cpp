@@ -40,7 +40,7 @@ std::string group_of(const std::string& subject, const fs::path& file) {
   for (const auto& [group, subjects] : mmlu_groups) {
     if (std::find(subjects.begin(), subjects.end(), subject) != subjects.end()) return std::string(group);
   }
-  fail("eval", "{}: {} is none of MMLU's 57 subjects; rename or remove the file.", file.string(), subject);
+  fail("eval", "{}: {} is not one of MMLU's 57 subjects; rename or remove the file.", file.string(), subject);
 }
 
 std::string stripped(std::string_view text) {
@@ -56,7 +56,7 @@ std::string solved(const ChoiceQuestion& question) {
 
 std::string solved(const std::vector<ChoiceQuestion>& questions, std::int64_t shots, const fs::path& file) {
   if (shots > static_cast<std::int64_t>(questions.size())) {
-    fail("eval", "{}: has {} questions, too few for {} solved ones before each; lower --shots.", file.string(),
+    fail("eval", "{}: has {} questions, too few for {} few-shot examples; lower --shots.", file.string(),
          questions.size(), shots);
   }
   std::string text;
@@ -126,7 +126,7 @@ std::vector<std::string> mmlu_subjects(const ChoiceSource& source) {
 
 ChoiceTask read_mmlu(const ChoiceSource& source) {
   if (!source.shots_from.empty())
-    fail("eval", "mmlu's solved questions are those of its dev; leave --shots-from away.");
+    fail("eval", "mmlu takes its few-shot examples from its dev split; drop --shots-from.");
   ChoiceTask task{"mmlu", source.shots < 0 ? 5 : source.shots, {}, {}, {}};
   for (const auto& [group, subjects] : mmlu_groups) task.groups.emplace_back(group);
   for (const std::string& subject : mmlu_subjects(source)) {
@@ -165,7 +165,7 @@ ChoiceQuestion arc_question(const Json& json, const std::string& where) {
     }
     key = json.at("answerKey").get<std::string>();
   } catch (const nlohmann::json::exception& error) {
-    fail("eval", "{}: is no question of ARC (question, choices with text and label, answerKey): {}.", where,
+    fail("eval", "{}: is not an ARC question (question, choices with text and label, answerKey): {}.", where,
          error.what());
   }
   question.answer = static_cast<std::size_t>(std::find(labels.begin(), labels.end(), key) - labels.begin());
@@ -199,12 +199,12 @@ std::vector<ChoiceQuestion> read_arc_file(const fs::path& file) {
 }
 
 ChoiceTask read_arc(const ChoiceSource& source) {
-  if (!source.subjects.empty()) fail("eval", "arc has no subjects; leave --subjects away.");
+  if (!source.subjects.empty()) fail("eval", "arc has no subjects; drop --subjects.");
   ChoiceTask task{"arc", std::max<std::int64_t>(0, source.shots), {}, {}, {}};
   ChoicePart part{source.data.stem().string(), {}, {}};
   if (task.shots > 0) {
     if (source.shots_from.empty())
-      fail("eval", "--shots {} needs a file to take solved questions from; give --shots-from.", task.shots);
+      fail("eval", "--shots {} needs a file with the examples; give --shots-from.", task.shots);
     part.header = solved(read_arc_file(source.shots_from), task.shots, source.shots_from);
   }
   append(task, std::move(part), read_arc_file(source.data), source.limit);

@@ -192,7 +192,7 @@ void check_start(Cursor& cursor, const std::string& where) {
   if (std::memcmp(start.data(), magic.data(), magic.size()) != 0) {
     fail("gguf",
          "{}: is not a GGUF file; give a .gguf file, or the folder of a Hugging Face checkpoint to the other "
-         "verbs.",
+         "commands.",
          where);
   }
   const auto version = cursor.number<std::uint32_t>("its version");

@@ -51,7 +51,7 @@ RopeConfig llama3_from(const std::vector<float>& factors, double theta, const st
     if (!(std::fabs(factors[i] - expected[i]) <= 1e-3 * expected[i])) {
       fail("gguf",
            "{}: {} divides frequency {} by {}, which Llama 3's scaling (factor {}, original context {}) does not; "
-           "config.json cannot say this, so take the model from its origin.",
+           "config.json cannot express this; use the original Hugging Face model.",
            where, rope_factors_name, i, factors[i], rope.factor, rope.original_context);
     }
   }
@@ -101,8 +101,8 @@ Json read_scaling(const File& file, const Keys& keys, double theta, std::int64_t
     std::vector<float> factors(stored->bytes.size() / sizeof(float));
     std::memcpy(factors.data(), stored->bytes.data(), stored->bytes.size());
     if (factor != 0 && factor != 1) {
-      fail("gguf", "{}: has both {} and a scaling factor of {}, which config.json cannot say together.", file.where(),
-           rope_factors_name, factor);
+      fail("gguf", "{}: has both {} and a scaling factor of {}, which config.json cannot express together.",
+           file.where(), rope_factors_name, factor);
     }
     if (std::all_of(factors.begin(), factors.end(), [](float each) { return each == 1; })) return nullptr;
     const RopeConfig rope = llama3_from(factors, theta, file.where());

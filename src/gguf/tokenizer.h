@@ -11,6 +11,8 @@
 
 namespace tapetune::gguf {
 
+inline constexpr const char* sentencepiece_space = "\xe2\x96\x81";  // U+2581 stands for a space
+
 // tokenizer.json and tokenizer_config.json by name; nothing, with a warning, where the file has no vocabulary.
 std::map<std::string, std::string> read_tokenizer(const File& file, const ModelConfig& config);
 

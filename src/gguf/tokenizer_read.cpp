@@ -14,17 +14,15 @@ namespace tapetune::gguf {
 
 namespace {
 
-constexpr const char* space = "\xe2\x96\x81";  // U+2581, which sentencepiece writes for a space
-
-struct Vocabulary {
+struct GgufVocabulary {
   std::vector<std::string> tokens;
   std::vector<TokenType> types;
   std::vector<double> scores;       // sentencepiece's
   std::vector<std::string> merges;  // "a b"
 };
 
-Vocabulary read_vocabulary(const File& file, std::int64_t size) {
-  Vocabulary vocabulary;
+GgufVocabulary read_gguf_vocabulary(const File& file, std::int64_t size) {
+  GgufVocabulary vocabulary;
   vocabulary.tokens = file.texts("tokenizer.ggml.tokens");
   if (static_cast<std::int64_t>(vocabulary.tokens.size()) != size) {
     fail("gguf", "{}: tokenizer.ggml.tokens has {} tokens, but token_embd.weight has {} rows; the file is damaged.",
@@ -69,7 +67,7 @@ Vocabulary read_vocabulary(const File& file, std::int64_t size) {
 
 // Sentencepiece keeps a score for each token and none for pairs: any two neighbours that make a token may merge, the
 // best token first. As pairs in the order of their scores that is BPE; ties are ordered as transformers orders them.
-std::vector<std::string> merges_from_scores(const Vocabulary& vocabulary) {
+std::vector<std::string> merges_from_scores(const GgufVocabulary& vocabulary) {
   struct Merge {
     double score;
     std::size_t left_letters, right_letters, left, right;
@@ -128,7 +126,7 @@ SpecialIds read_special(const File& file, bool sentencepiece, bool adds_bos, std
   return special;
 }
 
-Json added_tokens(const Vocabulary& vocabulary) {
+Json added_tokens(const GgufVocabulary& vocabulary) {
   Json added = Json::array();
   for (std::size_t i = 0; i < vocabulary.tokens.size(); ++i) {
     const TokenType type = vocabulary.types[i];
@@ -144,7 +142,7 @@ Json added_tokens(const Vocabulary& vocabulary) {
   return added;
 }
 
-Json post_processor(const SpecialIds& special, const Vocabulary& vocabulary) {
+Json post_processor(const SpecialIds& special, const GgufVocabulary& vocabulary) {
   if (!special.add_bos && !special.add_eos) return nullptr;
   Json known = Json::object();
   const auto mark = [&](std::int64_t id, int text) -> Json {
@@ -167,11 +165,11 @@ Json post_processor(const SpecialIds& special, const Vocabulary& vocabulary) {
 // Sentencepiece's spaces, in and out.
 void add_spaces(Json& json, bool prefix) {
   Json steps = Json::array();
-  if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", space}});
-  steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", space}});
+  if (prefix) steps.push_back({{"type", "Prepend"}, {"prepend", sentencepiece_space}});
+  steps.push_back({{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", sentencepiece_space}});
   json["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
   json["pre_tokenizer"] = nullptr;
-  Json back = Json::array({{{"type", "Replace"}, {"pattern", {{"String", space}}}, {"content", " "}},
+  Json back = Json::array({{{"type", "Replace"}, {"pattern", {{"String", sentencepiece_space}}}, {"content", " "}},
                            {{"type", "ByteFallback"}},
                            {{"type", "Fuse"}}});
   if (prefix) back.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
@@ -179,7 +177,7 @@ void add_spaces(Json& json, bool prefix) {
 }
 
 // Written by hand where it is long: an ordered Json object looks for each new key among all before it.
-std::string with_vocabulary(const Json& outer, const Json& model, const Vocabulary& vocabulary) {
+std::string with_vocabulary(const Json& outer, const Json& model, const GgufVocabulary& vocabulary) {
   const auto open = [](const Json& object) {
     std::string text = to_text(object);
     text.pop_back();
@@ -197,7 +195,7 @@ std::string with_vocabulary(const Json& outer, const Json& model, const Vocabula
 }
 
 std::string tokenizer_config(const File& file, const ModelConfig& config, const SpecialIds& special,
-                             const Vocabulary& vocabulary) {
+                             const GgufVocabulary& vocabulary) {
   Json json;
   json["tokenizer_class"] = "PreTrainedTokenizerFast";  // takes tokenizer.json as it is
   const auto token = [&](const char* name, std::optional<std::int64_t> id) {
@@ -220,7 +218,7 @@ std::string tokenizer_config(const File& file, const ModelConfig& config, const 
 std::map<std::string, std::string> read_tokenizer(const File& file, const ModelConfig& config) {
   const std::string kind = file.text("tokenizer.ggml.model").value_or("none");
   if (kind == "none" || kind == "no_vocab") {
-    warn("{}: has no tokenizer; copy tokenizer.json and tokenizer_config.json from the model's origin", file.where());
+    warn("{}: has no tokenizer; copy tokenizer.json and tokenizer_config.json from the original model", file.where());
     return {};
   }
   const bool sentencepiece = kind == "llama";
@@ -233,14 +231,15 @@ std::map<std::string, std::string> read_tokenizer(const File& file, const ModelC
   const PreTokenizer* pre = sentencepiece ? nullptr : find_pre_tokenizer(pre_name);
   if (!sentencepiece && pre == nullptr) {
     fail("gguf",
-         "{}: cuts text as \"{}\", but tapetune knows smollm, gpt-2, llama-bpe, qwen2 and default; take the model from "
-         "its origin, with its tokenizer.json.",
+         "{}: has the pre-tokenizer \"{}\", but tapetune supports smollm, gpt-2, llama-bpe, qwen2 and default; use the "
+         "original Hugging Face model with its tokenizer.json.",
          file.where(), pre_name);
   }
-  Vocabulary vocabulary = read_vocabulary(file, config.vocab_size);
+  GgufVocabulary vocabulary = read_gguf_vocabulary(file, config.vocab_size);
   if (!file.has("tokenizer.ggml.merges")) {
     if (!sentencepiece || vocabulary.scores.empty()) {
-      fail("gguf", "{}: has neither merges nor scores for its tokens; take the model from its origin.", file.where());
+      fail("gguf", "{}: has neither merges nor scores for its tokens; use the original Hugging Face model.",
+           file.where());
     }
     vocabulary.merges = merges_from_scores(vocabulary);
   }

@@ -17,18 +17,16 @@ namespace {
 // Not our ordered Json, which looks for each new key of a vocabulary among all before it.
 using Sorted = nlohmann::json;
 
-constexpr const char* space = "\xe2\x96\x81";  // U+2581, which sentencepiece writes for a space
-
 Sorted parse(const fs::path& path) {
   std::error_code status;
   if (!fs::exists(path, status)) return Sorted::object();
   Sorted json = Sorted::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
-    fail("gguf", "{}: must be a JSON object; copy it again from the model's origin.", path.string());
+    fail("gguf", "{}: must be a JSON object; copy it again from the original model.", path.string());
   return json;
 }
 
-struct Vocabulary {
+struct JsonVocabulary {
   std::vector<std::string> tokens;
   std::vector<std::int32_t> types;
   std::unordered_map<std::string, std::int64_t> ids;
@@ -36,8 +34,8 @@ struct Vocabulary {
 
 bool is_byte(std::string_view token) { return token.size() == 6 && token.starts_with("<0x") && token.ends_with('>'); }
 
-Vocabulary read_vocabulary(const Sorted& json, std::int64_t size, const std::string& where) {
-  Vocabulary vocabulary;
+JsonVocabulary read_json_vocabulary(const Sorted& json, std::int64_t size, const std::string& where) {
+  JsonVocabulary vocabulary;
   vocabulary.tokens.resize(static_cast<std::size_t>(size));
   vocabulary.types.assign(static_cast<std::size_t>(size), static_cast<std::int32_t>(TokenType::unused));
   const auto place = [&](const std::string& token, std::int64_t id, TokenType type) {
@@ -77,7 +75,7 @@ std::vector<std::pair<std::string, std::string>> read_merges(const Sorted& model
     }
     const std::string text = merge.is_string() ? merge.get<std::string>() : std::string();
     const std::size_t gap = text.find(' ');
-    if (gap == text.npos) fail("gguf", "{}: the merge {} is no pair; copy the file again.", where, to_text(merge));
+    if (gap == text.npos) fail("gguf", "{}: the merge {} is not a pair; copy the file again.", where, to_text(merge));
     merges.emplace_back(text.substr(0, gap), text.substr(gap + 1));
   }
   return merges;
@@ -85,7 +83,7 @@ std::vector<std::pair<std::string, std::string>> read_merges(const Sorted& model
 
 // The way back from pairs to scores: llama.cpp merges the pair with the best result first, and the order of the pairs
 // says which that is.
-std::vector<float> scores_of(const Vocabulary& vocabulary,
+std::vector<float> scores_of(const JsonVocabulary& vocabulary,
                              const std::vector<std::pair<std::string, std::string>>& merges) {
   std::unordered_map<std::string, float> ranks;
   for (const auto& [left, right] : merges) ranks.emplace(left + right, static_cast<float>(ranks.size()));
@@ -101,7 +99,7 @@ std::vector<float> scores_of(const Vocabulary& vocabulary,
 
 bool replaces_spaces(const Sorted& step) {
   return step.value("type", "") == "Replace" && step.at("pattern").value("String", "") == " " &&
-         step.value("content", "") == space;
+         step.value("content", "") == sentencepiece_space;
 }
 
 // Whether a space is put before the text; fails where spaces are treated in a way that llama.cpp has not.
@@ -110,23 +108,24 @@ bool prefixes_space(const Sorted& json, const std::string& where) {
   const Sorted& normalizer = json.contains("normalizer") ? json.at("normalizer") : none;
   const Sorted& pre = json.contains("pre_tokenizer") ? json.at("pre_tokenizer") : none;
   if (normalizer.is_null() && pre.is_object() && pre.value("type", "") == "Metaspace" &&
-      pre.value("replacement", "") == space) {
+      pre.value("replacement", "") == sentencepiece_space) {
     return pre.value("prepend_scheme", pre.value("add_prefix_space", true) ? "always" : "never") != "never";
   }
   if (pre.is_null() && normalizer.is_object()) {
     const Sorted steps =
         normalizer.value("type", "") == "Sequence" ? normalizer.at("normalizers") : Sorted::array({normalizer});
     if (steps.size() == 1 && replaces_spaces(steps[0])) return false;
-    if (steps.size() == 2 && steps[0].value("type", "") == "Prepend" && steps[0].value("prepend", "") == space &&
-        replaces_spaces(steps[1])) {
+    if (steps.size() == 2 && steps[0].value("type", "") == "Prepend" &&
+        steps[0].value("prepend", "") == sentencepiece_space && replaces_spaces(steps[1])) {
       return true;
     }
   }
-  fail("gguf", "{}: prepares text in a way that llama.cpp does not know; only Llama's own ways can be written.", where);
+  fail("gguf", "{}: its normalizer has no equivalent in llama.cpp; only those of Llama tokenizers can be exported.",
+       where);
 }
 
 // The id of a token that tokenizer_config.json names: "<s>" or {"content": "<s>", …}.
-std::optional<std::int64_t> named_id(const Sorted& config, const char* key, const Vocabulary& vocabulary) {
+std::optional<std::int64_t> named_id(const Sorted& config, const char* key, const JsonVocabulary& vocabulary) {
   if (!config.contains(key)) return std::nullopt;
   const Sorted& value = config.at(key);
   const std::string token = value.is_string()   ? value.get<std::string>()
@@ -137,7 +136,7 @@ std::optional<std::int64_t> named_id(const Sorted& config, const char* key, cons
 }
 
 void write_special(Metadata& metadata, const fs::path& folder, const Sorted& tokenizer_config,
-                   const Vocabulary& vocabulary, const ModelConfig& config) {
+                   const JsonVocabulary& vocabulary, const ModelConfig& config) {
   const auto id = [&](const char* key, const char* token, std::optional<std::int64_t> fallback) {
     const auto value = named_id(tokenizer_config, token, vocabulary);
     if (value || fallback) metadata.whole(fmt::format("tokenizer.ggml.{}_token_id", key), value ? *value : *fallback);
@@ -162,7 +161,8 @@ void write_special(Metadata& metadata, const fs::path& folder, const Sorted& tok
   }
 }
 
-void write_vocabulary(Metadata& metadata, const Sorted& json, const Vocabulary& vocabulary, const std::string& where) {
+void write_vocabulary(Metadata& metadata, const Sorted& json, const JsonVocabulary& vocabulary,
+                      const std::string& where) {
   const Sorted& model = json.at("model");
   if (model.value("type", "") != "BPE") {
     fail("gguf", "{}: is of type {}, but llama.cpp's Llama tokenizers are BPE.", where, model.value("type", "(none)"));
@@ -181,7 +181,7 @@ void write_vocabulary(Metadata& metadata, const Sorted& json, const Vocabulary& 
   const PreTokenizer* pre = json.contains("pre_tokenizer") ? match_pre_tokenizer(json.at("pre_tokenizer")) : nullptr;
   if (pre == nullptr) {
     fail("gguf",
-         "{}: cuts text in a way that llama.cpp has no name for here; known are smollm, gpt-2, llama-bpe and "
+         "{}: its pre-tokenizer has no equivalent in llama.cpp; supported are smollm, gpt-2, llama-bpe and "
          "qwen2.",
          where);
   }
@@ -205,11 +205,11 @@ void write_tokenizer(Metadata& metadata, const fs::path& folder, const ModelConf
   }
   try {
     const Sorted json = parse(path);
-    const Vocabulary vocabulary = read_vocabulary(json, config.vocab_size, path.string());
+    const JsonVocabulary vocabulary = read_json_vocabulary(json, config.vocab_size, path.string());
     write_vocabulary(metadata, json, vocabulary, path.string());
     write_special(metadata, folder, parse(folder / "tokenizer_config.json"), vocabulary, config);
   } catch (const Sorted::exception& error) {  // a key that is missing or of another type
-    fail("gguf", "{}: is not as tokenizers writes it ({}); copy it again from the model's origin.", path.string(),
+    fail("gguf", "{}: is not as tokenizers writes it ({}); copy it again from the original model.", path.string(),
          error.what());
   }
 }

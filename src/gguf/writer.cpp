@@ -100,7 +100,7 @@ at::Tensor neighbours_from_halves(const at::Tensor& rows, std::int64_t heads) {
 }
 
 [[noreturn]] void refuse_numbers(const Planned& tensor) {
-  fail("gguf", "{} has numbers that are not finite or too large for {}; the model is broken, or take bf16 or f32.",
+  fail("gguf", "{} has NaN, Inf or values out of range for {}; the model is broken, or export it as bf16 or f32.",
        tensor.source, tensor.format->name);
 }
 

@@ -89,6 +89,7 @@ std::string lay_out_safetensors(std::vector<TensorEntry>& entries, const std::ma
     raw.push_back({rust::String(entry.name), rust::String(entry.dtype), std::move(shape), entry.begin, entry.end});
   }
   std::vector<hf::bridge::KeyValue> pairs;
+  pairs.reserve(metadata.size());
   for (const auto& [key, value] : metadata) pairs.push_back({rust::String(key), rust::String(value)});
   try {
     const rust::Vec<std::uint8_t> bytes =

@@ -78,7 +78,7 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
   std::error_code status;
   if (!fs::exists(path, status)) {
     fail("tokenizer",
-         "{}: no such file; copy tokenizer.json from the model's origin (transformers' save_pretrained writes it).",
+         "{}: no such file; copy tokenizer.json from the original model (transformers' save_pretrained writes it).",
          path.string());
   }
   const std::string json = read_text(path);
@@ -86,7 +86,7 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
   try {
     state.reset(new State{hf::bridge::open_tokenizer(slice(json)), path.string(), {}, {}, {}, {}});
   } catch (const rust::Error& error) {
-    fail("tokenizer", "{}: cannot be read ({}); copy it again from the model's origin.", path.string(), error.what());
+    fail("tokenizer", "{}: cannot be read ({}); copy it again from the original model.", path.string(), error.what());
   }
   give_back_heap();  // parsing a vocabulary leaves more holes behind than the vocabulary takes
   const fs::path config_path = folder / "tokenizer_config.json";

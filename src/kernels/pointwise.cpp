@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "kernels/cpu/loops.h"
+#include "kernels/grain.h"
 #ifdef TAPETUNE_CUDA
 #include "kernels/cuda/pointwise.h"
 #endif
@@ -16,11 +17,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-constexpr std::int64_t grain = 16384;  // elements a thread should get at least
-
 bool plain(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous(); }
-
-std::int64_t rows_a_thread(std::int64_t width) { return std::max<std::int64_t>(1, grain / width); }
 
 at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
   at::Tensor out = at::empty_like(x);
@@ -28,7 +25,7 @@ at::Tensor norm_forward(const at::Tensor& x, const at::Tensor& weight, double ep
   const auto* from = x.const_data_ptr<float>();
   const auto* w = weight.const_data_ptr<float>();
   auto* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, x.numel() / width, rows_a_thread(width), [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, x.numel() / width, grain_of(width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       loops::rms_norm(from + r * width, w, to + r * width, width, static_cast<float>(eps));
     }
@@ -57,7 +54,7 @@ struct Norm : Function<Norm> {
     const auto* dy = d_out.const_data_ptr<float>();
     auto* dx = d_x.mutable_data_ptr<float>();
     auto* dw = trained ? partial.mutable_data_ptr<float>() : nullptr;
-    at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, blocks, grain_of(x.numel() / blocks), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin; b < end; ++b) {
         for (std::int64_t r = rows * b / blocks; r < rows * (b + 1) / blocks; ++r) {
           loops::rms_norm_backward(from + r * width, w, dy + r * width, dx + r * width,
@@ -75,7 +72,7 @@ void each_head(const at::Tensor& x, const at::Tensor& position, const Turn& turn
   const std::int64_t batch = x.size(0), tokens = x.size(1), heads = x.size(2), width = x.size(3);
   const std::int64_t channels = position.size(2), group = heads / channels;
   const std::int64_t shared = position.size(0) == 1 ? tokens : batch * tokens;
-  at::parallel_for(0, batch * tokens, rows_a_thread(heads * width), [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, batch * tokens, grain_of(heads * width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t channel = h / group;
@@ -137,7 +134,7 @@ struct Gate : Function<Gate> {
     const auto* g = gate.const_data_ptr<float>();
     const auto* u = up.const_data_ptr<float>();
     auto* y = out.mutable_data_ptr<float>();
-    at::parallel_for(0, gate.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, gate.numel(), grain_of(1), [&](std::int64_t begin, std::int64_t end) {
       loops::silu_mul(g + begin, u + begin, y + begin, end - begin);
     });
     return out;
@@ -151,7 +148,7 @@ struct Gate : Function<Gate> {
     const auto* dy = d_out.const_data_ptr<float>();
     auto* dg = d_gate.mutable_data_ptr<float>();
     auto* du = d_up.mutable_data_ptr<float>();
-    at::parallel_for(0, d_out.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, d_out.numel(), grain_of(1), [&](std::int64_t begin, std::int64_t end) {
       loops::silu_mul_backward(dy + begin, g + begin, u + begin, dg + begin, du + begin, end - begin);
     });
     return {d_gate, d_up};
@@ -206,7 +203,7 @@ at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   if (wants_gradient(gate) || wants_gradient(up)) return Gate::apply(gate, up);
   auto* g = gate.mutable_data_ptr<float>();
   const auto* u = up.const_data_ptr<float>();
-  at::parallel_for(0, gate.numel(), grain, [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, gate.numel(), grain_of(1), [&](std::int64_t begin, std::int64_t end) {
     loops::silu_mul(g + begin, u + begin, g + begin, end - begin);
   });
   return gate;

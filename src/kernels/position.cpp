@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/cpu/loops.h"
+#include "kernels/grain.h"
 #include "kernels/pointwise.h"
 
 namespace tapetune::kernels {
@@ -28,7 +29,7 @@ struct Update : Function<Update> {
     const auto* a = attended.const_data_ptr<float>();
     const auto* m = change.const_data_ptr<float>();
     auto* to = out.mutable_data_ptr<float>();
-    at::parallel_for(0, out.numel() / state, 16, [&](std::int64_t begin, std::int64_t end) {
+    at::parallel_for(0, out.numel() / state, grain_of(state * update.heads), [&](std::int64_t begin, std::int64_t end) {
       std::vector<float> scratch(static_cast<std::size_t>(state));
       for (std::int64_t n = begin; n < end; ++n) {
         loops::update_position(update, e + n * state, a + n * given, m + n * square, to + n * state, scratch.data());
@@ -56,16 +57,17 @@ struct Update : Function<Update> {
     auto* da = d_attended.mutable_data_ptr<float>();
     auto* dm = d_change.mutable_data_ptr<float>();
     auto* dw = d_mix.mutable_data_ptr<float>();
-    at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-      std::vector<float> scratch(static_cast<std::size_t>(state));
-      for (std::int64_t b = begin; b < end; ++b) {
-        for (std::int64_t n = tokens * b / blocks; n < tokens * (b + 1) / blocks; ++n) {
-          loops::update_position_backward(update, e + n * state, a + n * given, m + n * square, dy + n * state,
-                                          de + n * state, da + n * given, dm + n * square,
-                                          dw + b * update.channels * update.heads, scratch.data());
-        }
-      }
-    });
+    at::parallel_for(
+        0, blocks, grain_of(tokens * state * update.heads / blocks), [&](std::int64_t begin, std::int64_t end) {
+          std::vector<float> scratch(static_cast<std::size_t>(state));
+          for (std::int64_t b = begin; b < end; ++b) {
+            for (std::int64_t n = tokens * b / blocks; n < tokens * (b + 1) / blocks; ++n) {
+              loops::update_position_backward(update, e + n * state, a + n * given, m + n * square, dy + n * state,
+                                              de + n * state, da + n * given, dm + n * square,
+                                              dw + b * update.channels * update.heads, scratch.data());
+            }
+          }
+        });
     return {d_position, d_attended, d_mix.sum(0), d_change};
   }
 };

@@ -1,5 +1,6 @@
 #include "merge/card.h"
 
+#include "core/file.h"
 #include "core/json.h"
 #include "merge/tape_files.h"
 
@@ -29,7 +30,7 @@ std::string settings_of(const MethodOptions& method) {
   return text;
 }
 
-std::string rotary_text(const RopeConfig& rope) {
+std::string rope_text(const RopeConfig& rope) {
   std::string text = fmt::format("{}, theta {:g}", rope_type_name(rope.type), rope.theta);
   if (rope.type != RopeType::standard) text += fmt::format(", factor {:g}", rope.factor);
   return text;
@@ -45,21 +46,50 @@ std::string facts(const Origin& origin, const ModelConfig& config) {
     text += fmt::format("| {} | {} |\n", name, value);
   };
   row("base model", origin.base.empty() ? "none: trained from random weights" : fmt::format("`{}`", origin.base));
-  if (!origin.base_hash.empty()) row("its weights", fmt::format("`{}`", origin.base_hash));
+  if (!origin.base_hash.empty()) row("hash of its weights", fmt::format("`{}`", origin.base_hash));
   if (!origin.trained_hash.empty() && origin.trained_hash != origin.base_hash) {
     row("trained on other weights", fmt::format("`{}`", origin.trained_hash));
   }
   row("method", fmt::format("`{}`", settings_of(origin.method)));
-  if (origin.step) row("step", fmt::format("{}, of a run that was not finished", *origin.step));
+  if (origin.step) {
+    row("checkpoint",
+        fmt::format("step {} of {}{}", *origin.step, origin.steps, origin.finished ? "" : ", of an unfinished run"));
+  }
   row("context", origin.base_context == config.longest_context()
                      ? fmt::format("{}", config.longest_context())
-                     : fmt::format("{} (the base model's: {})", config.longest_context(), origin.base_context));
-  row("rotary settings", rotary_text(config.rope));
+                     : fmt::format("{} (base model: {})", config.longest_context(), origin.base_context));
+  row("RoPE", rope_text(config.rope));
   row("tapetune", origin.version);
-  return text + "\n`tapetune_provenance.json` has the whole recipe.\n";
+  text += "\n`tapetune_provenance.json` has the full recipe.\n";
+  return text;
 }
 
-constexpr std::string_view python_start = "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n";
+// tokenizer_config.json of a folder; empty where it has none.
+Json tokenizer_settings(const fs::path& folder) {
+  const fs::path file = folder / "tokenizer_config.json";
+  std::error_code status;
+  if (folder.empty() || !fs::exists(file, status)) return Json::object();
+  Json json = parse_json(read_text(file), "merge", file.string());
+  return json.is_object() ? json : Json::object();
+}
+
+constexpr std::string_view imports = "from transformers import AutoModelForCausalLM, AutoTokenizer\n";
+
+// Python that gives the base model the adapter's positions, which PEFT does not store.
+std::string rope_lines(const Origin& origin, const ModelConfig& config) {
+  std::string rope = rope_scaling_text(config.rope);
+  if (const std::size_t flag = rope.find("false"); flag != std::string::npos) rope.replace(flag, 5, "False");
+  const std::string theta = to_text(Json(config.rope.theta));
+  return fmt::format(
+      "config = AutoConfig.from_pretrained(\"{}\")\n"
+      "rope = {}\n"
+      "if hasattr(config, \"rope_parameters\"):  # transformers 5\n"
+      "    config.rope_parameters = {{**rope, \"rope_theta\": {}}}\n"
+      "else:\n"
+      "    config.rope_theta, config.rope_scaling = {}, rope\n"
+      "config.max_position_embeddings = {}\n",
+      origin.base, rope, theta, theta, config.context);
+}
 
 }  // namespace
 
@@ -70,7 +100,7 @@ std::string provenance(const Origin& origin, std::string_view what) {
   json["base"] = origin.base.empty() ? Json() : Json{{"path", origin.base}, {"hash", origin.base_hash}};
   if (!origin.trained_hash.empty()) json["trained_on"] = origin.trained_hash;
   json["method"] = method_json(origin.method);
-  if (origin.step) json["unfinished_at_step"] = *origin.step;
+  if (origin.step) json[origin.finished ? "step" : "unfinished_at_step"] = *origin.step;
   json["recipe"] = origin.recipe.empty() ? Json() : Json(origin.recipe);
   return to_text(json, 2, Json::error_handler_t::replace) + "\n";
 }
@@ -78,17 +108,19 @@ std::string provenance(const Origin& origin, std::string_view what) {
 std::string model_card(const Origin& origin, const ModelConfig& config, const fs::path& folder) {
   const bool tape = origin.method.method == "tape";
   const std::string name = name_of(folder);
+  const std::string_view trust = tape ? ", trust_remote_code=True" : "";
   std::string text = front(origin, "transformers");
-  text += fmt::format("\n# {}\n\n{}\n\n", name,
+  text += fmt::format("\n# {}\n\n{}\n\n{}", name,
                       tape ? "A Llama with TAPE's contextual positions, merged by tapetune. `modeling_tape.py` beside "
-                             "the weights is its code for transformers."
-                           : "A language model of Hugging Face's layout, merged by tapetune.");
-  text += facts(origin, config) + "\n## Use\n\n" + std::string(python_start);
-  text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", dtype=\"auto\"{})\n", name,
-                      tape ? ", trust_remote_code=True" : "");
-  text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\")\n```\n", name);
+                             "the weights lets transformers run it."
+                           : "A language model in Hugging Face format, merged by tapetune.",
+                      facts(origin, config));
+  text += fmt::format("\n## Use\n\n```python\n{}", imports);
+  text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", dtype=\"auto\"{})\n", name, trust);
+  text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\"{})\n```\n", name, trust);
   text += fmt::format("\n    tapetune generate {} --prompt 'Once upon a time'\n", name);
-  if (!tape) text += fmt::format("    vllm serve {}\n", name);
+  // vLLM multiplies max_position_embeddings by a linear factor, and would offer a context that was not trained.
+  if (!tape) text += fmt::format("    vllm serve {} --max-model-len {}\n", name, config.longest_context());
   return text;
 }
 
@@ -96,21 +128,38 @@ std::string adapter_card(const Origin& origin, const ModelConfig& config, const 
   const bool tape = origin.method.method == "tape";
   const std::string name = name_of(folder);
   std::string text = front(origin, tape ? "tapetune" : "peft");
-  text += fmt::format("\n# {}\n\nAn adapter in PEFT's layout, made by tapetune.\n\n", name) + facts(origin, config);
-  text += "\n## Use\n\n";
+  text += fmt::format("\n# {}\n\nAn adapter in PEFT format, trained by tapetune.{}\n\n{}\n## Use\n\n", name,
+                      tape ? " Only tapetune loads it; merge it to use it elsewhere." : "", facts(origin, config));
   if (!tape) {
-    text += std::string(python_start) + "from peft import PeftModel\n";
-    text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", dtype=\"auto\")\n", origin.base);
+    const bool scaled = !(config.rope == origin.base_rope);
+    text += fmt::format("```python\nfrom transformers import {}AutoModelForCausalLM\nfrom peft import PeftModel\n",
+                        scaled ? "AutoConfig, " : "");
+    if (scaled) text += rope_lines(origin, config);
+    text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", {}dtype=\"auto\")\n", origin.base,
+                        scaled ? "config=config, " : "");
     text += fmt::format("model = PeftModel.from_pretrained(model, \"{}\")\n```\n\n", name);
-    text +=
-        "The rotary settings above are not part of an adapter: where they differ from the base model's, give them "
-        "to the base model's config, or merge.\n";
+    if (scaled) {
+      text +=
+          "An adapter does not store RoPE settings: without the lines about `config`, the base model's positions would "
+          "be used, and the results would be wrong.\n";
+    }
   }
-  return text + fmt::format("\n    tapetune generate {} --adapter {} --prompt 'Once upon a time'\n",
-                            origin.base.empty() ? "BASE" : origin.base, name);
+  text += fmt::format("\n    tapetune generate {} --adapter {} --prompt 'Once upon a time'\n",
+                      origin.base.empty() ? "BASE" : origin.base, name);
+  return text;
 }
 
-void add_tape_files(const ModelConfig& config, const MethodOptions& method, std::map<std::string, std::string>& files) {
+void raise_max_length(const ModelConfig& config, const fs::path& tokenizer, std::map<std::string, std::string>& files) {
+  constexpr const char* key = "model_max_length";
+  Json json = tokenizer_settings(tokenizer);
+  if (!json.contains(key) || !json[key].is_number()) return;
+  if (json[key].get<double>() >= static_cast<double>(config.longest_context())) return;
+  json[key] = config.longest_context();
+  files["tokenizer_config.json"] = to_text(json, 2) + "\n";
+}
+
+void add_tape_files(const ModelConfig& config, const MethodOptions& method, const fs::path& tokenizer,
+                    std::map<std::string, std::string>& files) {
   for (const TapeFile& file : tape_files()) files.emplace(file.name, file.text);
   Json json = parse_json(files.at("config.json"), "merge", "config.json");
   json["model_type"] = "tape_llama";
@@ -118,8 +167,10 @@ void add_tape_files(const ModelConfig& config, const MethodOptions& method, std:
   json["auto_map"] = {{"AutoConfig", "configuration_tape.TapeConfig"},
                       {"AutoModel", "modeling_tape.TapeModel"},
                       {"AutoModelForCausalLM", "modeling_tape.TapeForCausalLM"}};
+  // Otherwise transformers looks for the tokenizer class of the model type, and knows none for this one.
+  if (!tokenizer_settings(tokenizer).contains("tokenizer_class")) json["tokenizer_class"] = "PreTrainedTokenizerFast";
   json["tape"] = {{"mix", method.mix == Mix::full ? "full" : "per-head"}, {"width", method.width}};
-  // One class stands for all architectures, whose defaults differ: nothing is left to them.
+  // One class serves all architectures, whose defaults differ, so every setting is written.
   json["head_dim"] = config.head_dim;
   json["bos_token_id"] = config.bos ? Json(*config.bos) : Json();
   json["eos_token_id"] = config.eos.empty() ? Json() : config.eos.size() == 1 ? Json(config.eos[0]) : Json(config.eos);

@@ -1,4 +1,4 @@
-// What stands beside a result's weights: where it comes from, how to use it, and, for TAPE, the code that runs it.
+// The files beside a merged model's weights: provenance, model card, and, for TAPE, the Python code that runs it.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,15 @@ namespace tapetune {
 struct Origin {
   std::string version;  // of tapetune
   MethodOptions method;
-  std::string base;          // folder; empty where the weights were drawn
-  std::string base_hash;     // Checkpoint::hash; empty likewise
-  std::string trained_hash;  // of the base while training; empty: not known
+  std::string base;          // folder; empty if trained from random weights
+  std::string base_hash;     // Checkpoint::hash; empty in that case too
+  std::string trained_hash;  // of the base model during training; empty: unknown
   std::int64_t base_context = 0;
-  std::optional<std::int64_t> step;  // of a run that was not finished
-  std::string recipe;                // the run's recipe.yaml; empty where it was an adapter only
+  RopeConfig base_rope;
+  std::optional<std::int64_t> step;  // of a checkpoint; none: the run's result
+  std::int64_t steps = 0;            // of the whole run
+  bool finished = false;             // the run has a result
+  std::string recipe;                // the run's recipe.yaml; empty for an adapter without a run
 };
 
 // tapetune_provenance.json.
@@ -30,7 +33,14 @@ std::string provenance(const Origin& origin, std::string_view what);
 std::string model_card(const Origin& origin, const ModelConfig& config, const std::filesystem::path& folder);
 std::string adapter_card(const Origin& origin, const ModelConfig& config, const std::filesystem::path& folder);
 
-// The Python files by which transformers runs TAPE, and the keys of config.json that lead there.
-void add_tape_files(const ModelConfig& config, const MethodOptions& method, std::map<std::string, std::string>& files);
+// Adds tokenizer_config.json of the folder `tokenizer` with its model_max_length raised to the model's context, where
+// it is below; transformers would warn of longer texts and truncate them there.
+void raise_max_length(const ModelConfig& config, const std::filesystem::path& tokenizer,
+                      std::map<std::string, std::string>& files);
+
+// Adds the Python files with which transformers runs TAPE, and the keys of config.json that refer to them.
+// `tokenizer`: the folder that the tokenizer comes from.
+void add_tape_files(const ModelConfig& config, const MethodOptions& method, const std::filesystem::path& tokenizer,
+                    std::map<std::string, std::string>& files);
 
 }  // namespace tapetune

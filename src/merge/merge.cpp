@@ -15,6 +15,7 @@
 #include "gguf/writer.h"
 #include "merge/card.h"
 #include "train/base.h"
+#include "train/inputs.h"
 
 namespace tapetune {
 
@@ -25,7 +26,7 @@ namespace {
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 constexpr const char* head_name = "lm_head.weight";
 
-// Every exponent of all ones is an infinity or no number.
+// An exponent of all ones is Inf or NaN.
 template <typename Word>
 bool finite_words(const Word* words, std::size_t count, Word exponent) {
   Word bad = 0;
@@ -83,12 +84,13 @@ class BaseHash {
     hash_ = running_.get();
     if (expected_.empty() || hash_ == expected_) return;
     if (any_base_) {
-      warn("{}: its weights are not those that the run was trained on", path_);
+      warn("{}: the weights changed since the training: they are {}, the run was trained on {}", path_, hash_,
+           expected_);
       return;
     }
     fail("merge",
-         "{}: its weights are {}, but the run was trained on {}; give the right folder with --model, or --force to "
-         "merge into this one.",
+         "{}: the weights changed since the training: they are {}, the run was trained on {}; give the right folder "
+         "with --model, or --any-base to merge into this one.",
          path_, hash_, expected_);
   }
 
@@ -108,8 +110,8 @@ void refuse_place(const MergeInput& input, const fs::path& out) {
   };
   for (const fs::path& folder : {input.folder, input.base ? input.base->path() : fs::path()}) {
     if (!folder.empty() && (inside(out, folder) || inside(folder, out))) {
-      fail("merge", "{}: and {}, which a merge does not touch, are one in the other; give a folder of its own.",
-           out.string(), folder.string());
+      fail("merge", "{}: is inside {} or holds it, which a merge must not touch; choose another folder.", out.string(),
+           folder.string());
     }
   }
 }
@@ -121,8 +123,12 @@ Origin origin_of(const MergeInput& input, const MergeOptions& options, const std
   origin.base = input.base ? fs::absolute(input.base->path()).lexically_normal().string() : "";
   origin.base_hash = hash;
   origin.base_context = input.config.longest_context();
+  origin.base_rope = input.config.rope;
   origin.step = input.step;
   if (input.recipe) {
+    std::error_code status;
+    origin.steps = input.recipe->steps;
+    origin.finished = fs::is_directory(input.folder / "adapter", status);
     origin.trained_hash = input.recipe->model_hash;
     origin.recipe = read_text(input.folder / "recipe.yaml");
   }
@@ -131,28 +137,34 @@ Origin origin_of(const MergeInput& input, const MergeOptions& options, const std
 
 }  // namespace
 
-MergeInput open_merge(const fs::path& folder, const fs::path& model) {
+MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
+  fs::path model = given_model;
   MergeInput input;
   input.folder = folder;
   std::error_code status;
   if (!fs::is_directory(folder, status)) {
-    fail("merge", "{}: there is no such folder; give that of a run, or of an adapter with --model.", folder.string());
+    fail("merge", "{}: no such folder; give the folder of a run or of an adapter.", folder.string());
   }
-  if (is_run(folder)) {
-    input.recipe = read_recipe(folder / "recipe.yaml");
+  if (const fs::path run = run_of(folder); !run.empty()) {
+    input.folder = run;
+    input.recipe = read_run_recipe(run);
     const RunAdapter trained = find_adapter(folder);
     input.adapter = trained.folder;
     input.step = trained.step;
-    if (input.step) warn("{}: is not finished; its checkpoint of step {} is taken", folder.string(), *input.step);
   } else if (fs::exists(folder / "adapter_config.json", status) || fs::exists(folder / "tapetune.json", status)) {
     input.adapter = folder;
     if (model.empty()) {
-      fail("merge", "{}: is an adapter, which needs its base model; give that with --model DIR.", folder.string());
+      const AdapterBase base = adapter_base(folder);
+      model = base.folder;
+      if (model.empty()) {
+        fail("merge", "{}: its base model{} is not a folder here; give it with --model DIR.", folder.string(),
+             base.name.empty() ? "" : fmt::format(" {}", base.name));
+      }
     }
   } else if (fs::exists(folder / "config.json", status) && holds_positions(Checkpoint::open(folder).stored())) {
     input.adapter = folder;
     if (!model.empty()) {
-      fail("merge", "{}: is a whole model with TAPE's tensors, which has its base in it; leave --model away.",
+      fail("merge", "{}: is a whole model with TAPE's tensors, which has its base in it; drop --model.",
            folder.string());
     }
   } else {
@@ -176,7 +188,7 @@ MergeInput open_merge(const fs::path& folder, const fs::path& model) {
 Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
     : base_(input.base), base_tied_(input.config.tied_embeddings) {
   if (!input.method.equivariant) {
-    fail("merge", "equivariant=false is an experiment for tapetune check shift; what it trains cannot be merged.");
+    fail("merge", "equivariant=false is an ablation for tapetune check shift and cannot be merged.");
   }
   // Names, shapes and settings come from the method itself, on weights without numbers.
   const LlamaWeights shapes = make_weights(input.config, [](const ExpectedTensor& tensor) {
@@ -184,9 +196,7 @@ Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
   });
   const AdaptedModel adapted = adapt(input.config, shapes, input.method, at::kFloat);
   config_ = adapted.model.config();
-  if (input.recipe && config_.rope.type != RopeType::dynamic) {
-    config_.context = std::max(config_.context, input.recipe->context);
-  }
+  if (input.recipe) config_.context = trained_context(config_, *input.recipe);
   scale_ = input.method.rank > 0 ? low_rank_scale(input.method) : 1.0;
   const at::Tensor head = base_ ? base_->tensor(base_tied_ ? embedding_name : head_name) : at::Tensor();
   trained_ = stored_parameters(adapted, head, input.adapter);
@@ -289,9 +299,9 @@ at::Tensor Merged::rows(const std::string& name, std::int64_t begin, std::int64_
   }
   value = value.to(planned.dtype).contiguous();
   if (!all_finite(value)) {
-    fail("merge", "{}: numbers of the result are infinite or none{}; nothing was written.", planned.name,
-         planned.dtype == at::kHalf ? " in f16, whose largest is 65504; take --dtype bf16"
-                                    : ": the adapter or the base model is broken, take another checkpoint of it");
+    fail("merge", "{}: the result has NaN or Inf{}; nothing was written.", planned.name,
+         planned.dtype == at::kHalf ? " in f16, whose largest number is 65504; use --dtype bf16"
+                                    : ": the adapter or the base model is damaged, use another checkpoint");
   }
   return value;
 }
@@ -325,7 +335,8 @@ void merge(const MergeInput& input, const MergeOptions& options) {
   write.carry_from = input.carry_from;
   write.complete = [&](std::map<std::string, std::string>& files) {
     const Origin origin = origin_of(input, options, base_hash.get());
-    if (input.method.method == "tape") add_tape_files(merged.config(), input.method, files);
+    if (input.method.method == "tape") add_tape_files(merged.config(), input.method, input.carry_from, files);
+    raise_max_length(merged.config(), input.carry_from, files);
     files["tapetune_provenance.json"] = provenance(origin, "a merged model");
     files["README.md"] = model_card(origin, merged.config(), options.out);
   };
@@ -339,7 +350,7 @@ void merge(const MergeInput& input, const MergeOptions& options) {
 void merge_gguf(const MergeInput& input, gguf::TensorType type, const MergeOptions& options) {
   refuse_place(input, options.out);
   if (input.method.method == "tape") {
-    fail("merge", "{}: llama.cpp has no TAPE; merge without --gguf, for transformers.", input.folder.string());
+    fail("merge", "{}: llama.cpp does not support TAPE; drop --gguf to merge for transformers.", input.folder.string());
   }
   require_writable(options.out, options.replace);
   const Merged merged(input, options.dtype);
@@ -355,11 +366,10 @@ void merge_gguf(const MergeInput& input, gguf::TensorType type, const MergeOptio
 void export_adapter(const MergeInput& input, const MergeOptions& options) {
   refuse_place(input, options.out);
   if (input.method.method == "full" || input.method.method == "none") {
-    fail("merge", "{}: method {} has no adapter; merge it without --adapter.", input.folder.string(),
-         input.method.method);
+    fail("merge", "{}: method {} has no adapter; drop --adapter.", input.folder.string(), input.method.method);
   }
   if (input.base && input.adapter == input.base->path()) {
-    fail("merge", "{}: is a whole model, trained in all its parts; merge it without --adapter.", input.folder.string());
+    fail("merge", "{}: is a whole model; drop --adapter.", input.folder.string());
   }
   const Merged fits(input);  // refuses what belongs to another model
   BaseHash base_hash(input, options.any_base);

@@ -25,15 +25,16 @@ struct MergeInput {
   std::filesystem::path folder;      // of the run, or of the adapter
   std::optional<Recipe> recipe;      // of a run
   std::filesystem::path adapter;     // folder of the adapter
-  std::optional<std::int64_t> step;  // of the checkpoint that stands in where a run has no result yet
+  std::optional<std::int64_t> step;  // of the checkpoint that it is; none: a run's result
   std::optional<Checkpoint> base;    // none: the recipe drew its weights
   ModelConfig config;                // of the base
   std::filesystem::path carry_from;  // folder with tokenizer and generation files; empty: none
   MethodOptions method;
 };
 
-// A run's folder, or that of an adapter. `model`: the base model's folder; empty: what the run's recipe says.
-MergeInput open_merge(const std::filesystem::path& folder, const std::filesystem::path& model = {});
+// The folder of a run, of one of its checkpoints, or of an adapter. given_model: the base model's folder; empty: what
+// the run's recipe or the adapter's adapter_config.json names.
+MergeInput open_merge(const std::filesystem::path& folder, const std::filesystem::path& given_model = {});
 
 // The model that a merge gives.
 class Merged {
@@ -44,7 +45,7 @@ class Merged {
 
   const ModelConfig& config() const { return config_; }
   const std::vector<PlannedTensor>& tensors() const { return plan_; }
-  // Of a tensor of the plan. Fails, naming it, where a number is not finite.
+  // Of a tensor of the plan. Fails, naming it, where it has NaN or Inf.
   at::Tensor rows(const std::string& name, std::int64_t begin, std::int64_t count) const;
   void stream(const std::string& name, const PutRows& put) const;
   at::Tensor tensor(const std::string& name) const;

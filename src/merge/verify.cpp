@@ -30,7 +30,7 @@ struct Side {
 Side open_side(const fs::path& folder, const fs::path& model) {
   Side side;
   std::error_code status;
-  if (!fs::is_directory(folder, status)) fail("verify", "{}: there is no such folder.", folder.string());
+  if (!fs::is_directory(folder, status)) fail("verify", "{}: no such folder.", folder.string());
   if (fs::exists(folder / "config.json", status)) {
     side.checkpoint = Checkpoint::open(folder);
     side.tokenizer = folder;
@@ -111,8 +111,10 @@ std::vector<std::int64_t> tokens_of(const VerifyOptions& options, const Side& a,
   }
   // Some of all the vocabulary, always the same.
   const std::int64_t vocabulary = (a.checkpoint ? a.checkpoint->config() : a.merged->config()).vocab_size;
+  constexpr std::int64_t length = 64;
   std::vector<std::int64_t> tokens;
-  for (std::int64_t i = 0; i < 64; ++i) tokens.push_back((3 + i * 7919) % vocabulary);
+  tokens.reserve(length);
+  for (std::int64_t i = 0; i < length; ++i) tokens.push_back((3 + i * 7919) % vocabulary);
   return tokens;
 }
 

@@ -4,9 +4,20 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 #include "core/error.h"
+#include "core/log.h"
 
 namespace tapetune {
+
+bool has_gpu(const std::filesystem::path& root) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible != nullptr && (std::string_view(visible).empty() || std::string_view(visible) == "-1")) return false;
+  std::error_code status;
+  return std::filesystem::exists(root / "dev/nvidia0", status) ||
+         std::filesystem::exists(root / "proc/driver/nvidia", status);
+}
 
 at::Device open_device(const std::string& name, int local_rank) {
   if (name == "cpu") return at::kCPU;
@@ -14,6 +25,14 @@ at::Device open_device(const std::string& name, int local_rank) {
   if (name == "auto") {
 #ifdef TAPETUNE_CUDA
     if (at::hasCUDA() && at::detail::getCUDAHooks().getNumGPUs() > 0) return open_device("cuda", local_rank);
+#else
+    static bool told = false;
+    if (has_gpu() && !std::exchange(told, true)) {
+      note(
+          "this machine has a GPU, but this build of tapetune computes on the CPU only: build it with tools/build "
+          "cuda, "
+          "or give --device cpu");
+    }
 #endif
     return at::kCPU;
   }

@@ -253,7 +253,7 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
   }
   const std::int64_t part = parallel_.part, parts = parallel_.parts;
   if (parts > 1 && (!in.spans.empty() || !in.caches.empty() || in.positions.defined())) {
-    fail("model", "a sequence that is spread over processes has neither padding nor a cache nor positions of its own.");
+    fail("model", "sequence parallel takes neither padding, nor a cache, nor explicit positions.");
   }
   const at::Tensor positions =
       in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in, part);
@@ -263,6 +263,7 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
 
   Pass pass{batch, length, in.spans, in.caches, {}, nullptr, in.all_hidden, nullptr, false};
   if (in.training) {
+    in.training->rows = batch;
     in.training->part = part;
     in.training->parts = parts;
     pass.training = &*in.training;
@@ -291,7 +292,13 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
 at::Tensor Llama::logits(const at::Tensor& hidden, const Training* training) const {
   const Projection which = Projection::head;
   const Linear frozen = head();
-  return seams_.linear->project({config_.layers, {&which, 1}, {&frozen, 1}, training, false}, hidden)[0];
+  std::optional<Training> own;
+  if (training != nullptr) {
+    own = *training;
+    own->part = parallel_.part;
+    own->parts = parallel_.parts;
+  }
+  return seams_.linear->project({config_.layers, {&which, 1}, {&frozen, 1}, own ? &*own : nullptr, false}, hidden)[0];
 }
 
 at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device) {

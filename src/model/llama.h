@@ -45,7 +45,11 @@ class Llama {
   const LlamaWeights& weights() const { return weights_; }
   const Seams& seams() const { return seams_; }
   at::ScalarType dtype() const { return dtype_; }
+  // The longest sequence that it is meant for, where that is known better than by its config.
+  void set_context(std::int64_t context) { config_.context = context; }
   SequenceCache make_cache(std::int64_t capacity) const;
+  // The trainable tensors of a layer.
+  std::vector<at::Tensor> trained_in(std::int64_t layer) const;
 
   // From here on computed together with other processes; weights that `parallel` brings may be absent.
   void share(LlamaWeights weights, Parallel parallel);
@@ -61,7 +65,6 @@ class Llama {
   AttentionOutput spread_attention(AttentionInput in) const;
   State layer(std::int64_t index, const State& in, const Pass& pass) const;
   State checkpointed_layer(std::int64_t index, const State& in, const Pass& pass) const;
-  std::vector<at::Tensor> trained_in(std::int64_t layer) const;
 
   ModelConfig config_;
   LlamaWeights weights_;

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/grain.h"
 #include "kernels/pointwise.h"
 
 namespace tapetune {
@@ -38,7 +39,7 @@ std::vector<double> softmax_gradients(at::Tensor& logits, const at::Tensor& targ
   std::vector<double> losses(static_cast<std::size_t>(rows));
   auto* data = logits.mutable_data_ptr<float>();
   const auto* target = chosen.const_data_ptr<std::int64_t>();
-  at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, rows, kernels::grain_of(vocab), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       losses[static_cast<std::size_t>(r)] = kernels::loops::softmax_gradient(data + r * vocab, vocab, target[r]);
     }
@@ -127,7 +128,8 @@ struct PlainHead : Function<PlainHead> {
 // A head with something added to it: each block goes through the seam with a small graph of its own.
 struct AdaptedHead : Function<AdaptedHead> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, at::TensorList trained,
-                            const at::Tensor& targets, const Llama* model, const Training* training) {
+                            const at::Tensor& targets, std::int64_t length, const Llama* model,
+                            const Training* training) {
     const c10::AutoGradMode with_graph(true);
     std::vector<at::Tensor> parts;
     variable_list sums(trained.size());
@@ -135,7 +137,10 @@ struct AdaptedHead : Function<AdaptedHead> {
     in_blocks(hidden.size(0), model->config().vocab_size, [&](std::int64_t begin, std::int64_t count) {
       const at::Tensor part = hidden.narrow(0, begin, count).detach().requires_grad_(true);
       std::optional<Training> own = training != nullptr ? std::optional(*training) : std::nullopt;
-      if (own) own->seed += static_cast<std::uint64_t>(begin) * 0x9E3779B97F4A7C15U;  // a block draws for itself
+      if (own) {
+        own->flat_begin = begin;
+        own->flat_length = length;
+      }
       const at::Tensor logits = model->logits(part, own ? &*own : nullptr);
       at::Tensor gradient = logits.detach().to(precise_dtype(logits), /*non_blocking=*/false, /*copy=*/true);
       loss += softmax_gradient(gradient, targets.narrow(0, begin, count));
@@ -155,7 +160,7 @@ struct AdaptedHead : Function<AdaptedHead> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list out = ctx->get_saved_variables();
     for (at::Tensor& gradient : out) gradient = (gradient * grads[0]).to(gradient.scalar_type());
-    out.insert(out.end(), {{}, {}, {}});
+    out.insert(out.end(), {{}, {}, {}, {}});
     return out;
   }
 };
@@ -181,15 +186,17 @@ at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::
   return at::cat(parts);
 }
 
-at::Tensor loss_sum(const Llama& model, const at::Tensor& hidden, const at::Tensor& given,
+at::Tensor loss_sum(const Llama& model, const at::Tensor& sequences, const at::Tensor& given,
                     const std::optional<Training>& training) {
   check_targets(given, model.config().vocab_size);
-  const at::Tensor targets = given.to(hidden.device());
+  const std::int64_t length = sequences.size(-2);
+  const at::Tensor hidden = sequences.dim() == 3 ? sequences.flatten(0, 1) : sequences;
+  const at::Tensor targets = given.flatten().to(hidden.device());
   const Linear head = model.head();
   std::vector<at::Tensor> trained = model.seams().linear->trained(model.config().layers);
   if (trained.empty()) return PlainHead::apply(hidden, head.weight, targets);
   if (kernels::wants_gradient(head.weight)) trained.push_back(head.weight);
-  return AdaptedHead::apply(hidden, at::TensorList(trained), targets, &model, training ? &*training : nullptr);
+  return AdaptedHead::apply(hidden, at::TensorList(trained), targets, length, &model, training ? &*training : nullptr);
 }
 
 }  // namespace tapetune

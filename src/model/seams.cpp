@@ -8,6 +8,10 @@ Checkpointing parse_checkpointing(std::string_view word) {
   return word == "full" ? Checkpointing::full : word == "selective" ? Checkpointing::selective : Checkpointing::off;
 }
 
+std::uint64_t Training::row_seed(std::int64_t row) const {
+  return draw(seed, static_cast<std::uint64_t>(first_sequence + row));
+}
+
 std::vector<at::Tensor> LinearSeam::project(const Call& call, const at::Tensor& x) const {
   return tapetune::project(call.frozen, {}, x, call.graph_only);
 }

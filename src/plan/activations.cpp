@@ -1,5 +1,8 @@
 #include "plan/activations.h"
 
+#include "adapters/lora/lora.h"
+#include "plan/flops.h"
+
 namespace tapetune {
 
 namespace {
@@ -13,7 +16,8 @@ struct LayerNumbers {
   double kept() const { return input + attention + rest; }
 };
 
-LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, bool state_learns) {
+// first: first_trained_layer.
+LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64_t first, bool state_learns) {
   const Llama& model = adapted.model;
   const ModelConfig& c = model.config();
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
@@ -22,19 +26,18 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, bool state
                keys = number(c.kv_heads * c.head_dim);
   const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
   const bool pairs = !model.seams().linear->trained(index).empty();
-  const auto& targets = adapted.options.targets;
+  const auto has_pair = [&](Projection which) { return pairs && is_adapted(adapted.options, index, which); };
   const auto trains = [&](Projection which) {
-    return all[static_cast<std::size_t>(which)]->weight.requires_grad() ||
-           (pairs && std::find(targets.begin(), targets.end(), which) != targets.end());
+    return all[static_cast<std::size_t>(which)]->weight.requires_grad() || has_pair(which);
   };
   const bool updates = model.seams().position->updates(index);
 
   LayerNumbers n;
   const double update = updates ? hidden + 2 * number(adapted.options.width) * heads + channels * channels : 0;
   const LayerWeights& w = model.weights().layers[static_cast<std::size_t>(index)];
-  if (index == 0 && !pairs && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
+  if (index <= first && !pairs && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
       !model.weights().embedding.requires_grad()) {
-    // Nothing before or in the first layer learns but how positions change.
+    // Nothing before or in this layer learns but how positions change.
     n.rest = updates ? keys + queries + update : 0;
     return n;
   }
@@ -45,7 +48,9 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, bool state
   if (trains(Projection::q) || trains(Projection::k) || trains(Projection::v)) n.rest += hidden;
   if (trains(Projection::gate) || trains(Projection::up)) n.rest += hidden;
   if (trains(Projection::down)) n.rest += inner;
-  if (pairs) n.rest += number(adapted.options.rank) * number(static_cast<std::int64_t>(targets.size()));
+  for (std::size_t p = 0; p < all.size(); ++p) {
+    if (has_pair(static_cast<Projection>(p))) n.rest += number(adapted.options.rank);
+  }
   n.rest += update;
   // The gradients of the feed-forward's inside, when what its last projection kept is gone; or those of attention, when
   // the inside is gone.
@@ -61,9 +66,10 @@ StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int6
   const ModelConfig& c = model.config();
   const double places = static_cast<double>(rows * tokens),
                bytes = places * static_cast<double>(c10::elementSize(model.dtype()));
+  const std::int64_t first = first_trained_layer(model);
   double kept = 0, again = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    const LayerNumbers n = numbers(adapted, i, i > 0 && model.seams().position->updates());
+    const LayerNumbers n = numbers(adapted, i, first, i > 0 && model.seams().position->updates());
     if (checkpointing == Checkpointing::off) {
       kept += n.kept();
       again = std::max(again, n.moment);

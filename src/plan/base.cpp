@@ -1,6 +1,7 @@
 #include "plan/base.h"
 
 #include "checkpoint/dtype.h"
+#include "checkpoint/folder.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -26,10 +27,10 @@ PlannedBase planned_base(const Recipe& recipe) {
     base.config = random_model_config(recipe);
   } else {
     const std::filesystem::path folder = recipe.model, file = folder / "config.json";
+    refuse_gguf(folder);
     std::error_code status;
     if (!std::filesystem::exists(file, status)) {
-      fail("plan", "{}: there is no such file; name the model's folder with model=DIR (its config.json is enough).",
-           file.string());
+      fail("plan", "{}: not found; name the model's folder with model=DIR (its config.json is enough).", file.string());
     }
     const std::string text = read_text(file);
     base.config = parse_config(text, file.string());

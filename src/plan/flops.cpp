@@ -27,6 +27,13 @@ double elements(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
+std::int64_t first_trained_layer(const Llama& model) {
+  std::int64_t layer = 0;
+  if (model.weights().embedding.requires_grad()) return layer;
+  while (layer < model.config().layers && model.trained_in(layer).empty()) ++layer;
+  return layer;
+}
+
 StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpointing recomputed) {
   const Llama& model = adapted.model;
   const ModelConfig& config = model.config();
@@ -36,13 +43,17 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
   const auto product = [&](const at::Tensor& weight, double forwards) {
     return 2 * n * static_cast<double>(weight.numel()) * (forwards + (weight.requires_grad() ? 2 : 1));
   };
+  const std::int64_t first = first_trained_layer(model);
   const auto layer = [&](std::int64_t index) {
+    const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
     const bool updates = model.seams().position->updates(index);
     const double forwards = recomputed == Checkpointing::off ? 1 : 2;
     double flops = 0;
-    for (const Linear* linear : linears(model.weights().layers[static_cast<std::size_t>(index)])) {
-      flops += product(linear->weight, forwards);
+    if (index < first) {  // forward only
+      for (const Linear* linear : all) flops += 2 * n * static_cast<double>(linear->weight.numel());
+      return flops + 4 * width * pairs;
     }
+    for (const Linear* linear : all) flops += product(linear->weight, forwards);
     const double added =
         elements(model.seams().linear->trained(index)) + elements(model.seams().position->trained(index));
     flops += 2 * n * added * (forwards + 2);
@@ -53,7 +64,9 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
   };
   const double head =
       product(model.weights().head.weight, 1) + 6 * n * elements(model.seams().linear->trained(config.layers));
-  return {layer(0), layer(config.layers - 1) + head};
+  StepFlops flops{{}, head};
+  for (std::int64_t i = 0; i < config.layers; ++i) flops.layers.push_back(layer(i));
+  return flops;
 }
 
 }  // namespace tapetune

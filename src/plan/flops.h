@@ -2,16 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "adapters/adapter.h"
 
 namespace tapetune {
 
 struct StepFlops {
-  double layer = 0;  // of a layer in the middle: all but the last update positions where the method does
-  double rest = 0;   // the last layer, and the head
-  double total(std::int64_t layers) const { return layer * static_cast<double>(layers - 1) + rest; }
+  std::vector<double> layers;
+  double head = 0;
+  // The last `count` layers and the head.
+  double total(std::int64_t count) const { return std::accumulate(layers.end() - count, layers.end(), head); }
 };
+
+// The first layer that gradients reach: nothing in the layers before it is trainable.
+std::int64_t first_trained_layer(const Llama& model);
 
 // Multiplications and additions of the matrix products and of attention, forward and backward, for one sequence;
 // `recomputed` counts the forward once more where checkpointing runs it again. The tensors may be without memory.

@@ -13,6 +13,8 @@
 #include "distributed/layout.h"
 #include "plan/activations.h"
 #include "plan/base.h"
+#include "train/disk.h"
+#include "train/run_data.h"
 
 namespace tapetune {
 
@@ -36,11 +38,12 @@ double resident_bytes() {
 
 std::optional<double> epochs(const Recipe& recipe, const ModelConfig& config) {
   double tokens = 0;
-  for (const DataSource& source : recipe.data) {
+  for (std::size_t i = 0; i < recipe.data.size(); ++i) {
+    const fs::path path = token_path(recipe, i);
     std::error_code status;
-    if (!fs::exists(source.path, status)) return std::nullopt;
-    const bool raw = fs::path(source.path).extension() == ".bin";
-    const TokenFile file = raw ? TokenFile::open_raw(source.path, config.vocab_size) : TokenFile::open(source.path);
+    if (!fs::exists(path, status)) return std::nullopt;
+    const TokenFile file =
+        path.extension() == ".bin" ? TokenFile::open_raw(path, config.vocab_size) : TokenFile::open(path);
     tokens += static_cast<double>(file.info().tokens);
   }
   return static_cast<double>(recipe.steps * recipe.batch * recipe.context) / (tokens * (1 - recipe.held_out));
@@ -68,8 +71,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine) {
     plan.trained_by_part[std::string(part_of(p))] += p.value.numel();
     trained += bytes_of(p.value);
   }
-  const std::int64_t rows = recipe.micro_batch;
-  teams_of(recipe, machine.ranks);
+  const std::int64_t rows = share_batch(recipe, machine.ranks).micro_batch;
   const StepMemory step = step_memory(adapted, rows, recipe.context / recipe.sequence_parallel, recipe.checkpointing);
   const bool sharded = recipe.shard == "base" && machine.ranks > 1;
   const auto ranks = static_cast<double>(machine.ranks);
@@ -90,8 +92,9 @@ Plan make_plan(const Recipe& recipe, const Machine& machine) {
                  {"loss", step.loss},
                  {"heap", machine.gpus ? gpu_slack * step.activations : holes + 45e6}};
   plan.traffic = step_traffic(adapted, recipe, machine.ranks);
-  plan.checkpoint_bytes = 3 * trained;
-  plan.disk_bytes = plan.checkpoint_bytes * static_cast<double>(std::max<std::int64_t>(1, recipe.keep)) + trained;
+  const RunDisk disk = run_disk(adapted, recipe);
+  plan.checkpoint_bytes = disk.checkpoint;
+  plan.disk_bytes = disk.most;
   plan.tokens = recipe.steps * recipe.batch * recipe.context;
   plan.epochs = epochs(recipe, base.config);
   plan.step_flops = static_cast<double>(recipe.batch) *

@@ -26,7 +26,7 @@ struct Plan {
   std::vector<std::pair<std::string, double>> memory;   // bytes by part, of one rank
   double peak_memory() const;
   double checkpoint_bytes = 0;  // of one
-  double disk_bytes = 0;        // when the run has ended
+  double disk_bytes = 0;        // at most, while it trains
   std::int64_t tokens = 0;
   std::optional<double> epochs;  // where the data is there to be counted
   double step_flops = 0;         // of all ranks, with what checkpointing computes again
@@ -38,7 +38,8 @@ struct Plan {
 Plan make_plan(const Recipe& recipe, const Machine& machine = {});
 
 // The seconds of a step on this machine, from a few steps of a random model with the recipe's shape and method; with
-// fewer layers, and then fewer tokens, where those would take long.
-double probe_step(const Recipe& recipe);
+// fewer layers, and then fewer tokens, where those would take more than `budget` operations (by default, what a desktop
+// does in a few seconds).
+double probe_step(const Recipe& recipe, double budget = 5e11);
 
 }  // namespace tapetune

@@ -46,22 +46,22 @@ double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::i
 StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std::int64_t ranks) {
   StepTraffic traffic;
   if (ranks == 1) return traffic;
-  const std::int64_t parts = recipe.sequence_parallel, teams = teams_of(recipe, ranks);
+  const std::int64_t parts = recipe.sequence_parallel;
+  const BatchShare share = share_batch(recipe, ranks);
   const auto others = [](std::int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
   double trained = 0;
   for (const Parameter& p : adapted.parameters)
     trained += static_cast<double>(p.value.numel() * p.value.element_size());
   traffic.gradients = 2 * others(ranks) * (trained + 16);
-  const std::int64_t micro_batches = recipe.batch / recipe.micro_batch / teams;
-  const auto passes = static_cast<double>(micro_batches);
+  const auto passes = static_cast<double>(share.passes);
   if (recipe.shard == "base") {
     const Units units(adapted.model.weights());
     traffic.weights = passes * others(ranks) * (units.embedding + units.head + 2 * units.layers);
     traffic.values = others(ranks) * trained;
   }
   if (parts > 1) {
-    const std::int64_t share = recipe.micro_batch * recipe.context / parts;
-    const double tokens = passes * static_cast<double>(share);
+    const std::int64_t whole_tokens = share.sequences * (recipe.context / parts);  // parts divide the context
+    const auto tokens = static_cast<double>(whole_tokens);
     const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
     for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
       traffic.sequence += tokens * others(parts) * exchanged_a_token(adapted, i, parts, directions);

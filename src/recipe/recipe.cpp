@@ -117,7 +117,7 @@ class Reader {
     YamlNode node;
     if (equals == std::string::npos || equals == 0) {
       return report(node,
-                    fmt::format("\"{}\" is no setting; write key=value, for example steps=100.", shortened(given)));
+                    fmt::format("\"{}\" is not a setting; write key=value, for example steps=100.", shortened(given)));
     }
     const std::string name = given.substr(0, equals), value = given.substr(equals + 1);
     if (value.starts_with('[') || value.starts_with('{')) {
@@ -156,7 +156,7 @@ class Reader {
         std::any_of(entries_.begin(), entries_.end(), [](const auto& e) { return e.first.starts_with("model."); });
     if (from_scratch) random_model(recipe);
     if (const auto folder = entries_.find("model"); from_scratch && folder != entries_.end()) {
-      wrong("model", folder->second, "model is a folder and a map of keys at once; leave one of them out.");
+      wrong("model", folder->second, "model is both a folder and a map of keys; remove one of them.");
       entries_.erase(folder);
     }
     choose_method(recipe);
@@ -171,7 +171,7 @@ class Reader {
       const YamlNode& node = found->second;
       if (node.kind == Kind::null) {
         if (field.optional || bad_.contains(name)) continue;
-        wrong(name, node, fmt::format("{} has no value; give one, or leave the key out.", name));
+        wrong(name, node, fmt::format("{} has no value; give one, or remove the key.", name));
       } else if (!has_place(recipe, field, node)) {
         bad_.insert(name);
       } else {
@@ -205,14 +205,14 @@ class Reader {
       bad_.insert("adapter.method");
       return;
     } else if (!recipe.init) {
-      return wrong("adapter.method", at, "adapter is missing: say what trains, as \"adapter: {method: tape}\".");
+      return wrong("adapter.method", at, "adapter is missing: name the method, as \"adapter: {method: tape}\".");
     }
     try {
       recipe.method = parse_method(name, {});
     } catch (const Error& error) {
       return wrong("adapter.method", at, bare(error));
     }
-    if (name == "none") wrong("adapter.method", at, "method none trains nothing; take another.");
+    if (name == "none") wrong("adapter.method", at, "method none has no trainable parameters; choose another.");
   }
 
   // Whether the method has such a setting; says so where it has not.
@@ -223,7 +223,8 @@ class Reader {
     if (takes(recipe.method.method, setting)) return true;
     if (name == "train_also") {
       if (node.kind == Kind::list && node.items.empty()) return true;
-      report(node, fmt::format("train_also: method {} trains everything already; leave it out.", recipe.method.method));
+      report(node,
+             fmt::format("train_also: method {} trains everything already; remove train_also.", recipe.method.method));
     } else {
       no_setting(recipe, setting, node);
     }
@@ -234,7 +235,7 @@ class Reader {
   void no_setting(const Recipe& recipe, const std::string& setting, const YamlNode& node) {
     const std::string elsewhere = recipe_name(setting);
     if (!elsewhere.starts_with("adapter.")) {
-      return report(node, fmt::format("adapter.{0} stands outside of adapter: write {1}.", setting, elsewhere));
+      return report(node, fmt::format("{} does not belong under adapter; write {}.", setting, elsewhere));
     }
     std::vector<std::string_view> own;
     const bool any = bad_.contains("adapter.method");
@@ -272,10 +273,6 @@ class Reader {
   }
 
   void check(Recipe& recipe) {
-    if (fine({"batch", "micro_batch"}) && recipe.batch % recipe.micro_batch != 0) {
-      report(at({"micro_batch", "batch"}),
-             fmt::format("micro_batch {} does not divide batch {}; take a divisor.", recipe.micro_batch, recipe.batch));
-    }
     if (fine({"shard", "checkpointing"}) && recipe.shard == "base" && recipe.checkpointing == Checkpointing::off) {
       report(at({"shard", "checkpointing"}),
              "shard: base drops a layer's weights after its use, but without checkpointing the backward still needs "
@@ -299,7 +296,7 @@ class Reader {
     }
     if (!fine({"schedule.min_lr", "optimizer.lr"})) return;
     if (kind == "constant" && min_lr > 0) {
-      report(at({"schedule.min_lr"}), "schedule.min_lr has no use in a constant schedule; leave it out.");
+      report(at({"schedule.min_lr"}), "schedule.min_lr has no effect in a constant schedule; remove it.");
     } else if (min_lr > recipe.optimizer.lr) {
       report(at({"schedule.min_lr"}),
              fmt::format("schedule.min_lr {} is above optimizer.lr {}; lower it.", min_lr, recipe.optimizer.lr));
@@ -312,7 +309,7 @@ class Reader {
       if (options.factor && !options.scaling) options.scaling = RopeType::linear;
       const bool none = !options.scaling || *options.scaling == RopeType::standard;
       if (none && options.factor) {
-        report(at({"positions.factor"}), "positions.scaling none takes no factor; leave one of them out.");
+        report(at({"positions.factor"}), "positions.scaling none takes no factor; remove one of them.");
       } else if (!none && !options.factor) {
         report(at({"positions.scaling"}),
                fmt::format("positions.scaling {} needs a factor; add factor: 2 for twice the context.",

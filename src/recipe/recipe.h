@@ -67,7 +67,7 @@ struct RecipeKey {
   std::string fallback;  // what holds where the key is absent; empty: it must be given
   std::string rule;      // above 0
   std::string help;
-  bool decides;  // the trained numbers depend on it; the others may change when a run goes on
+  bool decides;  // the trained numbers depend on it; the others may change when a run is resumed
 };
 
 // Every key, in the order in which a recipe is written.

@@ -75,7 +75,8 @@ Field number(std::string name, Access<T> access, T least, T most, std::string ru
   const auto set = [=](Recipe& recipe, const YamlNode& node, const Report& report) {
     T value{};
     if (node.kind != Kind::scalar || !parse_number(node.text, value) || !(value >= least && value <= most)) {
-      return report(node, must_be(name, fmt::format("a {} {}", type, rule), node));
+      const std::string_view kind = std::is_integral_v<T> ? "an integer" : "a number";
+      return report(node, must_be(name, fmt::format("{} {}", kind, rule), node));
     }
     access(recipe) = value;
   };
@@ -84,7 +85,7 @@ Field number(std::string name, Access<T> access, T least, T most, std::string ru
 }
 
 Field whole(std::string name, Access<std::int64_t> access, std::int64_t least, std::string help) {
-  return number<std::int64_t>(std::move(name), access, least, large, fmt::format("from {} on", least), std::move(help));
+  return number<std::int64_t>(std::move(name), access, least, large, fmt::format(">= {}", least), std::move(help));
 }
 
 Field above_zero(std::string name, Access<double> access, std::string help) {
@@ -93,7 +94,7 @@ Field above_zero(std::string name, Access<double> access, std::string help) {
 }
 
 Field from_zero(std::string name, Access<double> access, std::string help) {
-  return number<double>(std::move(name), access, 0.0, huge, "from 0 on", std::move(help));
+  return number<double>(std::move(name), access, 0.0, huge, ">= 0", std::move(help));
 }
 
 Field share(std::string name, Access<double> access, std::string help) {
@@ -185,8 +186,8 @@ Field model_field() {
 }
 
 Field model_hash_field() {
-  Field field = optional(text("model_hash", in(&Recipe::model_hash), "hash",
-                              "what the model's weights must be; a run folder's recipe has it"));
+  Field field = with_fallback("null", optional(text("model_hash", in(&Recipe::model_hash), "hash",
+                                                    "what the model's weights must be; a run folder's recipe has it")));
   field.get = [get = field.get](Recipe& recipe) { return recipe.init ? "" : get(recipe); };
   field.set = [set = field.set](Recipe& recipe, const YamlNode& node, const Report& report) {
     if (node.kind == Kind::scalar && !node.text.starts_with("blake3-")) {
@@ -199,13 +200,13 @@ Field model_hash_field() {
 
 Field init_field() {
   return word(
-      "model.init", {"random"}, "weights are drawn: training from scratch",
+      "model.init", {"random"}, "initialize the weights randomly, to train from scratch",
       [](Recipe& recipe, std::size_t) { random_model(recipe); }, [](Recipe&) { return std::size_t{0}; });
 }
 
 Field checkpointing_field() {
   return word(
-      "checkpointing", {"off", "full", "selective"}, "which activations are computed again instead of kept",
+      "checkpointing", {"off", "full", "selective"}, "which activations are recomputed in the backward pass",
       [](Recipe& recipe, std::size_t i) { recipe.checkpointing = static_cast<Checkpointing>(i); },
       [](Recipe& recipe) { return static_cast<std::size_t>(recipe.checkpointing); });
 }
@@ -217,7 +218,7 @@ Field of_random(Field field) {
 }
 
 void set_data(Recipe& recipe, const YamlNode& node, const Report& report) {
-  const std::string what = "a token file, a list of them, or a list of {path: FILE, weight: NUMBER}";
+  const std::string what = "a token file or text, a list of them, or a list of {path: FILE, weight: NUMBER}";
   const auto one = [&](const YamlNode& item) {
     DataSource file;
     if (item.kind == Kind::scalar) {
@@ -239,7 +240,7 @@ void set_data(Recipe& recipe, const YamlNode& node, const Report& report) {
     } else {
       return report(item, must_be("data", what, item));
     }
-    if (file.path.empty()) return report(item, "data has an entry without a path; name a token file.");
+    if (file.path.empty()) return report(item, "data has an entry without a path; name a token file or text.");
     const auto same = [&](const DataSource& other) { return other.path == file.path; };
     if (std::any_of(recipe.data.begin(), recipe.data.end(), same)) {
       return report(item, fmt::format("data names {} twice; give it a weight instead.", file.path));
@@ -249,7 +250,7 @@ void set_data(Recipe& recipe, const YamlNode& node, const Report& report) {
   recipe.data.clear();
   if (node.kind == Kind::list) {
     for (const YamlNode& item : node.items) one(item);
-    if (node.items.empty()) report(node, "data is an empty list; name a token file.");
+    if (node.items.empty()) report(node, "data is an empty list; name a token file or text.");
   } else {
     one(node);
   }
@@ -283,15 +284,20 @@ std::string get_betas(Recipe& recipe) {
   return fmt::format("[{}, {}]", recipe.optimizer.beta1, recipe.optimizer.beta2);
 }
 
+bool is_list(const MethodKey& key) {
+  return key.name == "targets" || key.name == "train_also" || key.name == "layers_to_transform" ||
+         key.name == "exclude_modules";
+}
+
 std::string method_value(const MethodKey& key, const MethodOptions& options) {
   const Json value = key.get(options);
-  if (key.name == "targets" || key.name == "train_also") return yaml_list(split(value.get<std::string>()));
+  if (is_list(key) && value.is_string()) return yaml_list(split(value.get<std::string>()));
   if (value.is_string()) return yaml_scalar(value.get<std::string>());
   return value.is_number_float() ? fmt::format("{}", value.get<double>()) : to_text(value);
 }
 
 std::string method_type(const MethodKey& key) {
-  if (key.name == "targets" || key.name == "train_also") return "list";
+  if (is_list(key)) return "list";
   const Json value = key.get(MethodOptions{});
   if (value.is_boolean()) return "true or false";
   if (value.is_number_integer()) return "whole number";
@@ -346,9 +352,9 @@ Field adapter_method() {
   Field field;
   field.key = {"adapter.method",
                "word",
-               "needed; full from scratch",
+               "required; full from scratch",
                fmt::format("{}", fmt::join(names, ", ")),
-               "what trains; adapter: NAME is short for it",
+               "the method; adapter: NAME is short for it",
                true};
   field.set = [](Recipe&, const YamlNode&, const Report&) {};  // read before the others, which depend on it
   field.get = [](Recipe& recipe) { return recipe.method.method; };
@@ -362,25 +368,25 @@ std::vector<Field> make_fields() {
   std::vector<Field> all{
       model_field(),
       needed(of_random(init_field())),
-      needed(of_random(whole("model.hidden", of_model(&RandomModel::hidden), 1, "width"))),
-      needed(of_random(whole("model.layers", of_model(&RandomModel::layers), 1, "depth"))),
+      needed(of_random(whole("model.hidden", of_model(&RandomModel::hidden), 1, "hidden size"))),
+      needed(of_random(whole("model.layers", of_model(&RandomModel::layers), 1, "number of layers"))),
       needed(of_random(whole("model.heads", of_model(&RandomModel::heads), 1, "attention heads"))),
-      with_fallback("as heads", of_random(whole("model.kv_heads", of_model(&RandomModel::kv_heads), 1,
-                                                "heads of keys and values"))),
+      with_fallback("as heads",
+                    of_random(whole("model.kv_heads", of_model(&RandomModel::kv_heads), 1, "key/value heads"))),
       with_fallback("hidden / heads",
-                    of_random(whole("model.head_dim", of_model(&RandomModel::head_dim), 1, "width of a head"))),
-      needed(of_random(whole("model.ffn", of_model(&RandomModel::ffn), 1, "inner width of the MLP"))),
-      needed(of_random(whole("model.vocab", of_model(&RandomModel::vocab), 1, "vocabulary"))),
-      of_random(above_zero("model.norm_eps", of_model(&RandomModel::norm_eps), "epsilon of the norms")),
-      of_random(flag("model.tied", of_model(&RandomModel::tied), "the head shares the embeddings")),
+                    of_random(whole("model.head_dim", of_model(&RandomModel::head_dim), 1, "size of a head"))),
+      needed(of_random(whole("model.ffn", of_model(&RandomModel::ffn), 1, "intermediate size of the MLP"))),
+      needed(of_random(whole("model.vocab", of_model(&RandomModel::vocab), 1, "vocabulary size"))),
+      of_random(above_zero("model.norm_eps", of_model(&RandomModel::norm_eps), "epsilon of RMSNorm")),
+      of_random(flag("model.tied", of_model(&RandomModel::tied), "tied embeddings")),
       of_random(optional(text("model.tokenizer", of_model(&RandomModel::tokenizer), "folder",
                               "where the tokenizer of the trained model comes from"))),
       model_hash_field(),
-      needed({{"data", "file or list", "", "", "token files, each FILE or {path: FILE, weight: NUMBER}", true},
+      needed({{"data", "file or list", "", "", "token files or text, each FILE or {path: FILE, weight: NUMBER}", true},
               set_data,
               get_data}),
       harmless(needed(text("run", in(&Recipe::run), "folder", "the run folder"))),
-      needed(whole("context", in(&Recipe::context), 2, "tokens of a training sequence")),
+      needed(whole("context", in(&Recipe::context), 2, "tokens per training sequence")),
   };
   const std::span<const MethodKey> settings = method_keys();
   for (const std::string_view name : {"scaling", "factor", "theta"}) all.push_back(method_field(name));
@@ -396,33 +402,34 @@ std::vector<Field> make_fields() {
   const auto of_schedule = [](auto member) { return in(in(&Recipe::schedule), member); };
   const Field rest[] = {
       optional(text("init_from", in(&Recipe::init_from), "folder",
-                    "adapter to start from, in place of the method's own start")),
-      needed(whole("steps", in(&Recipe::steps), 1, "updates of the parameters")),
-      whole("batch", in(&Recipe::batch), 1, "sequences a step, over all ranks"),
-      whole("micro_batch", in(&Recipe::micro_batch), 1, "sequences computed at once; divides batch"),
-      from_zero("optimizer.lr", of_optimizer(&Optimizer::lr), "learning rate at its highest (AdamW)"),
-      {{"optimizer.betas", "two numbers", "", "from 0 to below 1", "decay of the moments", true}, set_betas, get_betas},
-      above_zero("optimizer.eps", of_optimizer(&Optimizer::eps), "added to the divisor"),
-      from_zero("optimizer.weight_decay", of_optimizer(&Optimizer::weight_decay), "decoupled decay"),
-      from_zero("optimizer.clip", of_optimizer(&Optimizer::clip), "largest gradient norm; 0: no limit"),
+                    "adapter to start from, instead of the method's initialization")),
+      needed(whole("steps", in(&Recipe::steps), 1, "optimizer steps")),
+      whole("batch", in(&Recipe::batch), 1, "sequences per step, over all ranks"),
+      harmless(whole("micro_batch", in(&Recipe::micro_batch), 1, "most sequences computed at once on a rank")),
+      from_zero("optimizer.lr", of_optimizer(&Optimizer::lr), "peak learning rate (AdamW)"),
+      {{"optimizer.betas", "two numbers", "", "from 0 to below 1", "AdamW's betas", true}, set_betas, get_betas},
+      above_zero("optimizer.eps", of_optimizer(&Optimizer::eps), "AdamW's epsilon"),
+      from_zero("optimizer.weight_decay", of_optimizer(&Optimizer::weight_decay), "decoupled weight decay"),
+      from_zero("optimizer.clip", of_optimizer(&Optimizer::clip), "gradient clipping by norm; 0: off"),
       word("schedule.kind", of_schedule(&Schedule::kind), {"constant", "cosine", "linear"},
-           "the learning rate after the warm-up; schedule: KIND is short for it"),
-      whole("schedule.warmup", of_schedule(&Schedule::warmup), 0, "steps from rate 0 to the highest"),
-      from_zero("schedule.min_lr", of_schedule(&Schedule::min_lr), "where cosine and linear end"),
+           "learning rate after the warmup; schedule: KIND is short for it"),
+      whole("schedule.warmup", of_schedule(&Schedule::warmup), 0, "steps from learning rate 0 to lr"),
+      from_zero("schedule.min_lr", of_schedule(&Schedule::min_lr), "learning rate at the end of cosine and linear"),
       word("dtype", in(&Recipe::dtype), {"auto", "f32", "bf16"},
-           "arithmetic; weights stay as stored, what trains is f32"),
+           "to compute in; frozen weights stay as stored, trainable parameters are f32"),
       harmless(checkpointing_field()),
       harmless(word("shard", in(&Recipe::shard), {"none", "base"},
-                    "base: a rank holds its part of the frozen weights and of the optimiser's state")),
-      harmless(whole("sequence_parallel", in(&Recipe::sequence_parallel), 1, "ranks that share each sequence")),
+                    "base: frozen weights and optimizer state are sharded over the ranks (FSDP-style)")),
+      harmless(whole("sequence_parallel", in(&Recipe::sequence_parallel), 1, "ranks per sequence (Ulysses)")),
       harmless(whole("save_every", in(&Recipe::save_every), 0, "steps between checkpoints; 0: at the end")),
-      harmless(whole("keep", in(&Recipe::keep), 1, "checkpoints kept, the last ones")),
-      share("held_out", in(&Recipe::held_out), "share of the data kept for evaluation"),
+      harmless(whole("keep", in(&Recipe::keep), 1, "how many checkpoints to keep, the newest")),
+      share("held_out", in(&Recipe::held_out), "share of the data held out for evaluation"),
       harmless(whole("eval_every", in(&Recipe::eval_every), 0, "steps between evaluations; 0: never")),
-      harmless(whole("eval_windows", in(&Recipe::eval_windows), 0, "sequences an evaluation; 0: all held out")),
-      harmless(whole("log_every", in(&Recipe::log_every), 1, "steps between lines of progress")),
-      number<std::uint64_t>("seed", in(&Recipe::seed), 0, std::numeric_limits<std::int64_t>::max(), "from 0 on",
-                            "decides all that is drawn"),
+      harmless(
+          whole("eval_windows", in(&Recipe::eval_windows), 0, "sequences per evaluation; 0: all that are held out")),
+      harmless(whole("log_every", in(&Recipe::log_every), 1, "steps between lines of metrics.jsonl")),
+      number<std::uint64_t>("seed", in(&Recipe::seed), 0, std::numeric_limits<std::int64_t>::max(), ">= 0",
+                            "of all random numbers"),
   };
   all.insert(all.end(), std::begin(rest), std::end(rest));
 

@@ -62,7 +62,8 @@ std::vector<ShippedRecipe> list_recipes() { return recipes_in(shipped_recipes())
 
 fs::path find_recipe(const std::string& name) {
   std::error_code error;
-  if (fs::exists(name, error)) return name;
+  const bool folder = fs::is_directory(name, error);
+  if (!folder && fs::exists(name, error)) return name;
   std::string_view wanted = name;
   if (wanted.starts_with("recipes/")) wanted.remove_prefix(8);
   if (wanted.ends_with(".yaml")) wanted.remove_suffix(5);
@@ -72,9 +73,12 @@ fs::path find_recipe(const std::string& name) {
     if (each.name == wanted) return each.file;
     names.push_back(each.name);
   }
+  if (folder) return name;  // whoever reads it says that a file is expected
   const std::string meant = nearest(wanted, names);
-  fail("recipe", "{}: there is neither such a file nor such a shipped recipe{}; \"tapetune recipes ls\" lists them.",
-       name, meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant));
+  fail(
+      "recipe",
+      "{}: there is neither such a file or run folder nor such a shipped recipe{}; \"tapetune recipes ls\" lists them.",
+      name, meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant));
 }
 
 }  // namespace tapetune

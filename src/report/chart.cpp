@@ -12,9 +12,9 @@ namespace tapetune {
 
 namespace {
 
-constexpr double letter = 6.5, line_height = 15;  // of the charts' 12-pixel text, a little generous
+constexpr double letter = 6.5, line_height = 15;  // of 12-pixel text, rounded up
 constexpr double bold = 1.12;                     // how much wider bold text is
-constexpr double enlarged = 1.4;                  // panels stand in pairs on a phone, where their text grows by as much
+constexpr double enlarged = 1.4;                  // panel text on a phone, where panels are in pairs
 constexpr std::size_t palette = 8;
 
 struct Drawing {
@@ -66,7 +66,7 @@ struct Range {
   bool empty() const { return least > most; }
 };
 
-// Room above and below, and something to show where all values are one.
+// Adds a margin, also where all values are equal.
 Range padded(Range range, bool log) {
   if (range.empty()) return {log ? 1.0 : 0.0, log ? 10.0 : 1.0};
   if (log) {
@@ -103,7 +103,7 @@ std::vector<double> log_ticks(const Range& range, int about) {
 
 // --- lines -----------------------------------------------------------------------------------------------------------
 
-// Shapes tell series apart where colours do not.
+// Shapes tell series apart without colours.
 std::string dot(double x, double y, std::size_t colour) {
   static constexpr std::array<std::string_view, palette> shapes{
       "m-4 0h8m-4 -4v8",                               // a cross
@@ -126,12 +126,21 @@ std::string polyline(const Points& points, const Scale& x, const Scale& y) {
   return path;
 }
 
+// At most so many points, the last among them.
+Points thinned(const Points& points, std::size_t most) {
+  const std::size_t stride = (points.size() + most - 1) / most;
+  if (stride <= 1) return points;
+  Points kept;
+  for (std::size_t i = (points.size() - 1) % stride; i < points.size(); i += stride) kept.push_back(points[i]);
+  return kept;
+}
+
 struct Label {
   std::size_t series;
-  double point, at;  // where its line ends, and where it stands
+  double point, at;  // where its line ends, and where the label is
 };
 
-// As near to their lines as they can be without touching each other.
+// Places labels as near to their lines as possible without overlaps.
 void spread(std::vector<Label>& labels, double top, double bottom) {
   std::stable_sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) { return a.point < b.point; });
   double least = top;
@@ -146,7 +155,7 @@ void spread(std::vector<Label>& labels, double top, double bottom) {
   }
 }
 
-// Names in rows over the plot: for narrow charts. Gives the height that they take.
+// Names in rows above the plot, for narrow charts; returns their height.
 double legend(const LineChart& chart, double width, std::string& body) {
   double x = 6, y = 12;
   for (const Series& series : chart.series) {
@@ -170,7 +179,7 @@ std::vector<double> all_x(const LineChart& chart) {
   return {found.begin(), found.end()};
 }
 
-// What is nearest to each place, over the whole height: the values appear wherever the pointer is.
+// Bands over the whole height, each with the values nearest to it: they show wherever the pointer is.
 std::string bands(const LineChart& chart, const std::vector<double>& xs, const Scale& x, double top, double bottom,
                   double left, double right) {
   constexpr std::size_t most = 80;
@@ -211,7 +220,7 @@ Drawing draw(const LineChart& chart, double width) {
   const std::vector<double> xs = all_x(chart);
   for (const double x : xs) over.include(x);
   for (const Series& series : chart.series) {
-    for (const Points* points : {&series.points, &series.behind}) {
+    for (const Points* points : {&series.points, &series.raw}) {
       for (const auto& [x, y] : *points) up.include(y);
     }
   }
@@ -244,16 +253,15 @@ Drawing draw(const LineChart& chart, double width) {
     body += text(before ? at - 5 : at + 5, up_to + 9, mark.label, before ? "small end" : "small");
   }
   for (const Series& series : chart.series) {
-    if (series.behind.empty()) continue;
-    body +=
-        fmt::format("<path class=\"behind s{}\" d=\"{}\"/>\n", series.colour % palette, polyline(series.behind, x, y));
+    if (series.raw.empty()) continue;
+    body += fmt::format("<path class=\"raw s{}\" d=\"{}\"/>\n", series.colour % palette, polyline(series.raw, x, y));
   }
   std::vector<Label> labels;
   for (std::size_t i = 0; i < chart.series.size(); ++i) {
     const Series& series = chart.series[i];
     if (series.points.empty()) continue;
-    body +=
-        fmt::format("<path class=\"line s{}\" d=\"{}\"/>\n", series.colour % palette, polyline(series.points, x, y));
+    const Points shown = chart.dots ? series.points : thinned(series.points, 240);
+    body += fmt::format("<path class=\"line s{}\" d=\"{}\"/>\n", series.colour % palette, polyline(shown, x, y));
     if (chart.dots) {
       for (const auto& [at, value] : series.points) body += dot(x(at), y(value), series.colour);
     }
@@ -278,8 +286,7 @@ struct Colour {
   double red, green, blue;
 };
 
-// From dark blue over grey to yellow: even in lightness, the same to those who do not see red or green, and grey in
-// print without colours.
+// From dark blue through grey to yellow: perceptually uniform, the same to the colour-blind, and readable in greyscale.
 Colour ramp(double share) {
   static constexpr std::array<Colour, 6> stops{
       {{0, 34, 78}, {53, 69, 108}, {102, 105, 112}, {148, 142, 119}, {200, 184, 102}, {254, 232, 56}}};
@@ -325,11 +332,15 @@ Drawing draw_panel(const HeatMap& map, const HeatMap::Panel& panel) {
     for (std::size_t c = 0; c < map.columns.size(); ++c) {
       const double value = panel.rows[r][c];
       if (!std::isfinite(value)) continue;
-      const double x = left + cell * static_cast<double>(c);
+      // Edges are rounded alike, so that neighbours touch.
+      const auto edge = [&](std::size_t column) {
+        return std::round(10 * (left + cell * static_cast<double>(column))) / 10;
+      };
+      const double x = edge(c);
       body += fmt::format(
           "<rect class=\"cell\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\"><title>{} {}, "
           "{} {}: {}</title></rect>\n",
-          x, y, cell, tall, hex(ramp(share_of(map, value))), escaped(map.y_label), escaped(map.rows[r]),
+          x, y, edge(c + 1) - x, tall, hex(ramp(share_of(map, value))), escaped(map.y_label), escaped(map.rows[r]),
           escaped(map.x_label), escaped(map.columns[c]), shown_value(map, value));
       const std::string words = fmt::format("{:.0f}", 100 * value);
       if (map.percent && enlarged * text_width(words) < cell) {
@@ -409,10 +420,14 @@ std::string scale_svg(const HeatMap& map) {
 }
 
 std::string csv(const LineChart& chart) {
-  std::string text = fmt::format("series,{},{}\n", csv_field(chart.x_label), csv_field(chart.y_label));
+  const bool raw = !chart.raw_column.empty();
+  std::string text = fmt::format("series,{},{}{}\n", csv_field(chart.x_column),
+                                 raw ? csv_field(chart.raw_column) + "," : "", csv_field(chart.y_column));
   for (const Series& series : chart.series) {
-    for (const auto& [x, y] : series.behind.empty() ? series.points : series.behind) {
-      text += fmt::format("{},{},{}\n", csv_field(series.name), x, y);
+    for (std::size_t i = 0; i < series.points.size(); ++i) {
+      const auto& [x, y] = series.points[i];
+      text += fmt::format("{},{},{}{}\n", csv_field(series.name), x,
+                          raw ? fmt::format("{},", series.raw.at(i).second) : "", y);
     }
   }
   return text;
@@ -420,7 +435,7 @@ std::string csv(const LineChart& chart) {
 
 std::string csv(const HeatMap& map) {
   std::string text =
-      fmt::format("panel,{},{},{}\n", csv_field(map.y_label), csv_field(map.x_label), csv_field(map.value_label));
+      fmt::format("panel,{},{},{}\n", csv_field(map.y_column), csv_field(map.x_column), csv_field(map.value_column));
   for (const HeatMap::Panel& panel : map.panels) {
     for (std::size_t r = 0; r < map.rows.size(); ++r) {
       for (std::size_t c = 0; c < map.columns.size(); ++c) {
@@ -433,7 +448,7 @@ std::string csv(const HeatMap& map) {
   return text;
 }
 
-// Okabe and Ito's colours, darker on white and lighter on black.
+// Okabe and Ito's colours, darker on a light page and lighter on a dark one.
 std::string chart_style() {
   constexpr std::array<std::string_view, palette> light{"#6b7280", "#0067a8", "#c24e00", "#00795a",
                                                         "#a8467f", "#8a6100", "#2b7fb8", "#5b4b9a"},
@@ -450,13 +465,14 @@ std::string chart_style() {
       day, variables(dark, "--ink:#e8eaed;--soft:#a4adb8;--rule:#363c45;--paper:#14171b;"), day);
   style +=
       ".chart text{font:12px system-ui,'Segoe UI',Roboto,'Helvetica Neue',sans-serif;fill:var(--ink)}\n"
-      ".chart .tick,.chart .small{fill:var(--soft)}.chart .small{font-size:11px}\n"
+      ".chart .tick,.chart .small{fill:var(--soft)}.chart .small{font-size:11px;"
+      "paint-order:stroke;stroke:var(--paper);stroke-width:4px}\n"
       ".chart .axis-name{fill:var(--soft);font-size:12px}.chart .name{font-weight:600}\n"
       ".chart .end{text-anchor:end}.chart .middle{text-anchor:middle}\n"
       ".chart .grid{stroke:var(--rule);fill:none}.chart .axis{stroke:var(--soft);fill:none}\n"
       ".chart .landmark{stroke:var(--soft);stroke-dasharray:3 4;fill:none}\n"
       ".chart .line{fill:none;stroke-width:2.2;stroke-linejoin:round}\n"
-      ".chart .behind{fill:none;stroke-width:1;opacity:.28}.chart .leader{fill:none;opacity:.6}\n"
+      ".chart .raw{fill:none;stroke-width:1;opacity:.28}.chart .leader{fill:none;opacity:.6}\n"
       ".chart .dot{stroke-width:1.6}.chart .band{fill:transparent}\n"
       ".chart .cell{shape-rendering:crispEdges}.chart .on-light{fill:#111}.chart .on-dark{fill:#fff}\n";
   for (std::size_t i = 0; i < palette; ++i) {

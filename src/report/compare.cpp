@@ -1,5 +1,7 @@
 #include "report/compare.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -12,6 +14,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/machine.h"
 #include "core/memory.h"
 #include "core/signals.h"
 #include "eval/passkey.h"
@@ -19,7 +22,11 @@
 #include "hf/tokenizer.h"
 #include "recipe/shipped.h"
 #include "report/page.h"
+#include "report/positions.h"
 #include "train/base.h"
+#include "train/inputs.h"
+#include "train/record.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
@@ -39,7 +46,7 @@ void say(fmt::format_string<Args...> text, Args&&... args) {
 
 // --- what may be compared --------------------------------------------------------------------------------------------
 
-// The keys that make the order of the data and its split; those of the model are looked at first.
+// The keys that decide the order of the data and its split.
 bool shared_key(std::string_view key) {
   return key == "data" || key == "context" || key == "batch" || key == "seed" || key == "held_out";
 }
@@ -53,14 +60,16 @@ std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& ha
   return hash;
 }
 
-// Knows the base by its weights, wherever they lie.
+// Base models are the same if their weights are, wherever their folders are.
 void require_comparable(std::vector<NamedRecipe>& recipes, World& world) {
   std::map<std::string, std::string> hashes;
   for (NamedRecipe& each : recipes) {
     const std::string hash = base_of(each.recipe, hashes, world);
     if (!each.recipe.model_hash.empty() && each.recipe.model_hash != hash) {
-      fail("compare", "{}: {} has the weights {}, but the recipe's model_hash is {}; take the right model.", each.name,
-           each.recipe.model, hash, each.recipe.model_hash);
+      fail("compare",
+           "{}: the weights in {} have the hash {}, but the recipe's model_hash is {}; give the right model with "
+           "model=DIR.",
+           each.name, each.recipe.model, hash, each.recipe.model_hash);
     }
     each.recipe.model_hash = hash;
   }
@@ -71,8 +80,8 @@ void require_comparable(std::vector<NamedRecipe>& recipes, World& world) {
     for (const RecipeDifference& d : differences(first.recipe, other.recipe)) {
       if (d.key == "model_hash" || d.key.starts_with("model.")) {
         fail("compare",
-             "{} and {} start from different base models, {} and {} ({}: {} and {}): their numbers say nothing about "
-             "each other; give model=DIR for all, or compare them apart.",
+             "{} and {} start from different base models, {} and {} ({}: {} and {}), so their results are not "
+             "comparable; give all of them the same model=DIR, or run a comparison for each base model.",
              first.name, other.name, named(first.recipe), named(other.recipe), d.key, d.before, d.after);
       }
       if (shared_key(d.key)) {
@@ -80,7 +89,7 @@ void require_comparable(std::vector<NamedRecipe>& recipes, World& world) {
       }
     }
     if (!keys.empty()) {
-      fail("compare", "{} and {} differ in {}, and would not see the same data; give key=value for all of them.",
+      fail("compare", "{} and {} differ in {}, so they would train on different data; set it for all with key=value.",
            first.name, other.name, keys);
     }
   }
@@ -91,8 +100,8 @@ void require_own_folders(const std::vector<NamedRecipe>& recipes) {
   for (const NamedRecipe& each : recipes) {
     const auto [at, added] = owners.emplace(fs::absolute(each.recipe.run).lexically_normal().string(), each.name);
     if (!added) {
-      fail("compare", "{} and {} have one run folder, {}; give --runs DIR, which has one for each.", at->second,
-           each.name, each.recipe.run);
+      fail("compare", "{} and {} have the same run folder, {}; give --runs DIR, which gets a folder for each recipe.",
+           at->second, each.name, each.recipe.run);
     }
   }
 }
@@ -116,7 +125,7 @@ std::vector<SettingRow> differing_settings(const std::vector<NamedRecipe>& recip
   return rows;
 }
 
-// --- what is measured on ---------------------------------------------------------------------------------------------
+// --- texts -----------------------------------------------------------------------------------------------------------
 
 struct Text {
   ComparedText about;
@@ -137,22 +146,28 @@ std::string hash_of(const TokenRange& range) {
   return hasher.hex();
 }
 
-bool same_file(const fs::path& a, const fs::path& b) {
-  std::error_code absent;
-  return fs::equivalent(a, b, absent);
-}
-
-// All of a file, or of one that is trained on the part that never is.
-Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit) {
-  const TokenFile file = open_tokens(path, known_vocabulary(base.tokenizer), base.config);
-  const bool trained_on = std::any_of(recipe.data.begin(), recipe.data.end(),
-                                      [&](const DataSource& source) { return same_file(source.path, path); });
-  if (trained_on && recipe.held_out == 0) {
+// What to evaluate on, as named; fails where nothing of it is held out.
+std::vector<std::string> text_paths(const EvalPlan& plan, const Recipe& recipe) {
+  std::vector<std::string> paths = plan.data;
+  if (paths.empty()) {
+    for (const DataSource& source : recipe.data) paths.push_back(source.path);
+  }
+  for (const std::string& path : paths) {
+    if (recipe.held_out > 0 || !find_training_data(recipe, path)) continue;
     fail("compare",
-         "{}: all of it is trained on, so that nothing is left to measure; give held_out=0.1, or another text as data "
-         "of --eval.",
+         "{}: all of it is used for training, so nothing is left to evaluate on; set held_out=0.1, or name another "
+         "text under data in --eval FILE.",
          path);
   }
+  return paths;
+}
+
+// All of a file; of one that is trained on, the part that is held out. recipe: with its text packed.
+Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit) {
+  const std::optional<TrainingData> source = find_training_data(recipe, path);
+  const bool trained_on = source && source->whole;
+  const TokenFile file = open_tokens(trained_on ? token_path(recipe, source->index) : fs::path(path),
+                                     known_vocabulary(base.tokenizer), base.config);
   Text text{{fs::path(path).stem().string(), path, 0, 0, trained_on}, {file, 0, file.size()}, ""};
   if (trained_on) {
     text.range.begin = held_out_begin(file, recipe.held_out, recipe.context);
@@ -166,28 +181,19 @@ Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& b
   return text;
 }
 
-std::vector<Text> open_texts(const EvalPlan& plan, const Recipe& recipe, const BaseModel& base) {
-  std::vector<std::string> paths = plan.data;
-  if (paths.empty()) {
-    for (const DataSource& source : recipe.data) paths.push_back(source.path);
-  }
-  std::vector<Text> texts;
-  texts.reserve(paths.size());
-  for (const std::string& path : paths) texts.push_back(open_text(path, recipe, base, plan.limit));
-  return texts;
-}
-
-// Those that were asked for; else from an eighth of the trained context to twice of it, as far as the texts reach.
+// The plan's contexts; by default powers of two times an eighth of the training context, up to twice that context, as
+// far as the texts are long enough.
 std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t trained, const std::vector<Text>& texts) {
   if (!plan.contexts.empty()) return plan.contexts;
   std::vector<std::int64_t> contexts;
   for (std::int64_t context = std::max<std::int64_t>(2, trained / 8); context <= 2 * trained; context *= 2) {
     const bool fits = std::all_of(texts.begin(), texts.end(), [&](const Text& t) { return t.range.size > context; });
     if (fits) contexts.push_back(context);
-    if (!fits) warn("context {} is left out: a text is shorter", context);
+    if (!fits) warn("skipping context {}: a text has fewer tokens", context);
   }
   if (contexts.empty()) {
-    fail("compare", "{}: {} tokens are too few to measure on; hold out more, or give another text as data of --eval.",
+    fail("compare",
+         "{}: {} tokens are too few to evaluate on; raise held_out, or name another text under data in --eval FILE.",
          texts.front().about.path, texts.front().about.tokens);
   }
   return contexts;
@@ -195,39 +201,56 @@ std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t tra
 
 // --- training --------------------------------------------------------------------------------------------------------
 
-bool is_trained(const Recipe& recipe) {
-  std::error_code status;
+// The step that a run of this very recipe has reached, if there is one.
+std::optional<std::int64_t> reached_step(const Recipe& recipe) {
   const fs::path folder = recipe.run;
-  if (!is_run(folder) || !fs::is_directory(folder / "adapter", status)) return false;
+  if (!is_run(folder)) return std::nullopt;
   const std::vector<RecipeDifference> changed = differences(read_recipe(folder / "recipe.yaml"), recipe);
-  if (std::any_of(changed.begin(), changed.end(), [](const RecipeDifference& d) { return d.decides; })) return false;
+  if (std::any_of(changed.begin(), changed.end(), [](const RecipeDifference& d) { return d.decides; })) return {};
   const auto last = RunFolder::latest_in(folder);
-  if (last && last->step > recipe.steps) {
-    fail("compare", "{}: has {} steps, but the recipe {}; give steps={} to all, or another run folder.", recipe.run,
-         last->step, recipe.steps, last->step);
-  }
-  return last && last->step == recipe.steps;
+  return last ? std::optional(last->step) : std::nullopt;
 }
 
-// In this process: its checkpoints make a kill harmless either way, and there is no child to outlive one. Memory is
-// what a process of its own would keep apart; so each run begins with what those before it left given back.
-void train_all(const std::vector<NamedRecipe>& recipes, const std::string& version, World& world) {
+void require_not_trained_longer(const std::vector<NamedRecipe>& recipes) {
+  for (const auto& [name, recipe] : recipes) {
+    const auto step = reached_step(recipe);
+    if (!step || *step <= recipe.steps) continue;
+    fail("compare",
+         "{}: was trained for {} steps, but the recipe asks for {}; set steps={} for all recipes, or choose "
+         "other run folders with --runs DIR.",
+         recipe.run, *step, recipe.steps, *step);
+  }
+}
+
+bool is_trained(const Recipe& recipe) {
+  std::error_code status;
+  return fs::is_directory(fs::path(recipe.run) / "adapter", status) && reached_step(recipe) == recipe.steps;
+}
+
+// Trains in this process: checkpoints make a kill harmless, and no child process can outlive its parent. Each run
+// starts with the heap given back, so that its peak memory does not include that of the runs before it.
+void train_all(const std::vector<NamedRecipe>& recipes, const CompareOptions& options, World& world) {
   for (std::size_t i = 0; i < recipes.size(); ++i) {
     check_interrupted();
     const auto& [name, recipe] = recipes[i];
     if (world.announce(world.leads() && is_trained(recipe) ? "trained" : "") == "trained") {
-      say("[compare] {} of {}: {} is trained", i + 1, recipes.size(), name);
+      say("[compare] {} of {}: {} is already trained", i + 1, recipes.size(), name);
       continue;
     }
     say("[compare] {} of {}: training {}, {} steps, in {}", i + 1, recipes.size(), name, recipe.steps, recipe.run);
     start_memory_peak();
-    train(recipe, version, world);
+    train(recipe, options.version, world, options.describe_error);
   }
 }
 
-void read_metrics(const fs::path& run, const Recipe& recipe, Entry& entry) {
+void read_training(const fs::path& run, const Recipe& recipe, Entry& entry) {
   std::istringstream lines(read_text(run / "metrics.jsonl"));
   std::vector<double> rates;
+  for (const Json& each : read_machines(run)) {
+    std::string machine = machine_text(each.value("machine", ""), each.value("threads", 1), each.value("ranks", 1));
+    std::vector<std::string>& all = entry.cost.machines;
+    if (std::find(all.begin(), all.end(), machine) == all.end()) all.push_back(std::move(machine));
+  }
   for (std::string line; std::getline(lines, line);) {
     const Json json = parse_json(line, "compare", (run / "metrics.jsonl").string());
     const auto step = json.value("step", std::int64_t{0});
@@ -245,8 +268,8 @@ void read_metrics(const fs::path& run, const Recipe& recipe, Entry& entry) {
 
 // --- measuring -------------------------------------------------------------------------------------------------------
 
-// What was measured before, each in a file with all that it depends on; another key is another measurement. Rank 0
-// reads and writes it for all.
+// Finished measurements: a file each, with a key that has all that the result depends on; a different key is measured
+// again. Rank 0 reads and writes for all.
 class Kept {
  public:
   Kept(fs::path folder, World& world) : folder_(std::move(folder)), world_(world) {}
@@ -263,14 +286,14 @@ class Kept {
     return value;
   }
 
-  // Sums of a measurement that is under way.
+  // The partial sums of a measurement in progress.
   fs::path sums(const std::string& name, const Json& key) const {
     Hasher hasher;
     hasher.add(to_text(key));
     return folder_ / fmt::format("{}.{}.sums", name, hasher.hex().substr(0, 12));
   }
 
-  // Of a measurement that has ended.
+  // Those of a finished measurement.
   void remove_sums(const std::string& name, const Json& key) const {
     std::error_code ignored;
     if (world_.leads()) fs::remove(sums(name, key), ignored);
@@ -289,7 +312,7 @@ class Kept {
   World& world_;
 };
 
-// A model that is opened when something is left to measure.
+// A model, opened only if something is left to measure.
 class Subject {
  public:
   Subject(std::string name, const Recipe& recipe, bool is_base, at::Device device)
@@ -308,7 +331,8 @@ class Subject {
   }
 
   const std::string& name() const { return name_; }
-  // What the numbers of a measurement depend on, besides the text and the protocol.
+  std::int64_t trained_context() const { return run_ ? recipe_.context : 0; }
+  // All that a measurement depends on, besides the text and the protocol.
   Json key(const std::string& version) const {
     Json key = identity_;
     key["dtype"] = recipe_.dtype;
@@ -367,7 +391,7 @@ PasskeyOptions passkey_options(const PasskeyPlan& plan, const std::vector<std::i
   options.contexts = contexts;
   options.trials = plan.trials;
   options.seed = static_cast<std::uint32_t>(plan.seed);
-  // From the beginning to the end; a single one is in the middle.
+  // Evenly from the beginning to the end; a single depth is in the middle.
   for (std::int64_t i = 0; i < plan.depths; ++i) {
     options.depths.push_back(plan.depths == 1 ? 0.5 : static_cast<double>(i) / static_cast<double>(plan.depths - 1));
   }
@@ -378,11 +402,12 @@ const std::vector<std::int64_t>& passkey_contexts(const PasskeyPlan& plan, const
   return plan.contexts.empty() ? otherwise : plan.contexts;
 }
 
-// Fails where a prompt does not fit into a context, or cannot be tokenised.
+// Fails if a prompt does not fit into a context, or there is no tokenizer for it.
 void require_passkey(const PasskeyPlan& plan, const std::vector<std::int64_t>& contexts, const Llama& model,
                      const fs::path& folder) {
   if (!known_vocabulary(folder)) {
-    fail("compare", "the base model comes without a tokenizer, which passkey needs; leave passkey out of --eval.");
+    fail("compare",
+         "the base model has no tokenizer, which passkey retrieval needs; remove passkey from the --eval file.");
   }
   const Tokenizer tokenizer = Tokenizer::open(folder);
   PasskeyRun(model, tokenizer, passkey_options(plan, passkey_contexts(plan, contexts)));
@@ -401,7 +426,7 @@ class Measurements {
     const TokenRange& range = texts.front().range;
     tokens_.resize(static_cast<std::size_t>(std::min({range.size, looked_at, contexts_.back()})));
     range.file.read(range.begin, tokens_);
-    // Neighbours: rotary states turn so fast that tokens picked here and there would show a pattern of the picking.
+    // Neighbours: rotary states turn so fast that tokens picked far apart would show aliasing.
     places_.resize(std::min<std::size_t>(pictured, tokens_.size()));
     std::iota(places_.begin(), places_.end(), 0);
   }
@@ -409,7 +434,9 @@ class Measurements {
   const std::vector<std::int64_t>& places() const { return places_; }
 
   void measure(Subject& subject, Entry& entry) const {
-    const Json size = kept_.get(file_name(subject.name()) + ".size", subject.key(options_.version), [&] {
+    Json size_key = subject.key(options_.version);
+    size_key["trained_context"] = subject.trained_context();
+    const Json size = kept_.get(file_name(subject.name()) + ".size", size_key, [&] {
       const AdaptedModel& adapted = subject.model();
       return Json{{"context", adapted.model.config().longest_context()}, {"trained", count_parameters(adapted)}};
     });
@@ -500,6 +527,17 @@ class Measurements {
   std::vector<std::int64_t> tokens_, places_;
 };
 
+// The recipe with the lowest perplexity of those whose positions can be given to others.
+const NamedRecipe& best_positions(const std::vector<NamedRecipe>& recipes, const Comparison& result) {
+  const std::size_t context = headline_context(result);
+  const auto rank = [&](const NamedRecipe& recipe) {
+    const Entry& entry = result.entries[static_cast<std::size_t>(&recipe - recipes.data()) + 1];  // the base is first
+    return std::pair(positions_are_method(recipe.recipe), entry.perplexity[0][context].perplexity);
+  };
+  return *std::min_element(recipes.begin(), recipes.end(),
+                           [&](const NamedRecipe& a, const NamedRecipe& b) { return rank(a) < rank(b); });
+}
+
 std::string random_name(const Recipe& recipe) {
   return fmt::format("random weights ({} layers, width {}, seed {})", recipe.init->layers, recipe.init->hidden,
                      recipe.seed);
@@ -514,10 +552,10 @@ void write_whole(const fs::path& path, const std::string& text) {
 void make_folder(const fs::path& folder) {
   std::error_code status;
   fs::create_directories(folder, status);
-  if (status) fail("compare", "{}: cannot be made: {}; choose another --out.", folder.string(), status.message());
+  if (status) fail("compare", "{}: cannot be created: {}; choose another --out.", folder.string(), status.message());
 }
 
-// What a comparison that was killed had half-written.
+// Removes the partial files of comparisons that were killed.
 void remove_leftovers(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -532,7 +570,7 @@ void remove_leftovers(const fs::path& folder) {
 
 std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, const std::vector<std::string>& settings,
                                       const fs::path& runs) {
-  if (recipes.empty()) fail("compare", "there is no recipe to compare; name one or several before the settings.");
+  if (recipes.empty()) fail("compare", "no recipe given; name one or several before the key=value settings.");
   std::vector<NamedRecipe> named;
   std::set<std::string> names;
   for (const std::string& each : recipes) {
@@ -540,7 +578,8 @@ std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, c
     std::string name = file.stem().string();
     if (!names.insert(name).second) {  // a/tape and b/tape
       name = fmt::format("{}-{}", file.parent_path().filename().string(), name);
-      if (!names.insert(name).second) fail("compare", "{}: is given twice, or another recipe has its name.", each);
+      if (!names.insert(name).second)
+        fail("compare", "{}: given twice, or another recipe has the same name; rename a copy.", each);
     }
     named.push_back({name, read_recipe(file, settings)});
     if (!runs.empty()) named.back().recipe.run = (runs / name).string();
@@ -549,7 +588,7 @@ std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, c
 }
 
 Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& options, World& world) {
-  // Ranks stop where they have agreed to, which training and measuring do.
+  // Ranks stop at points that they agree on, which training and evaluation do.
   std::optional<HoldInterrupts> together;
   if (world.size() > 1) together.emplace();
   std::vector<NamedRecipe> recipes = given;
@@ -561,11 +600,17 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   std::vector<Text> texts;
   fs::path tokenizer;
   {
-    // Before anything is trained: every text, context and stride is one that can be measured.
+    // Before any training: every text, context and stride can be measured.
     const BaseModel base = open_base(first);
     tokenizer = base.tokenizer;
     result.base_config = base.config;
-    texts = open_texts(options.plan, first, base);
+    const Recipe found = with_found_paths(first, first.run, /*say=*/false);
+    const std::vector<std::string> paths = text_paths(options.plan, found);
+    if (world.leads()) require_not_trained_longer(recipes);
+    // Once for all recipes, which have the same data.
+    prepare_text(first, found, tokenizer, world);
+    for (std::size_t i = 1; world.leads() && i < recipes.size(); ++i) share_packed(found, recipes[i].recipe);
+    for (const std::string& path : paths) texts.push_back(open_text(path, found, base, options.plan.limit));
     result.contexts = choose_contexts(options.plan, first.context, texts);
     PerplexityOptions settings;
     settings.protocol = options.plan.protocol;
@@ -580,7 +625,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     remove_leftovers(options.out / "evaluations");
   }
 
-  train_all(recipes, options.version, world);
+  train_all(recipes, options, world);
 
   result.version = options.version;
   result.base = first.init ? random_name(first) : first.model;
@@ -592,6 +637,11 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   result.protocol = options.plan.protocol;
   for (const Text& text : texts) result.texts.push_back(text.about);
   result.differences = differing_settings(recipes);
+  result.positions = position_groups(recipes);
+  result.date = utc_time();
+  result.machine = machine_name();
+  result.threads = at::get_num_threads();
+  result.ranks = world.size();
 
   const Measurements measurements(options, texts, result.contexts, tokenizer, world);
   result.pictured = measurements.places();
@@ -606,11 +656,13 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     entry.name = each.name;
     entry.method = each.recipe.method.method;
     entry.settings = recipe_yaml(each.recipe);
-    read_metrics(each.recipe.run, each.recipe, entry);
+    read_training(each.recipe.run, each.recipe, entry);
     Subject subject(each.name, each.recipe, /*is_base=*/false, world.device());
     measurements.measure(subject, entry);
-    entry.context = std::max(entry.context, each.recipe.context);
     result.entries.push_back(std::move(entry));
+  }
+  if (result.positions.size() > 1) {
+    result.equal_positions = equal_positions_command(recipes, best_positions(recipes, result), options);
   }
   return result;
 }

@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 
 #include "core/digits.h"
+#include "recipe/recipe.h"
+#include "recipe/yaml.h"
 #include "report/chart.h"
 
 namespace tapetune {
@@ -59,6 +63,33 @@ Json json_of(const Entry& entry) {
   return json;
 }
 
+Json number_or_text(const std::string& text) {
+  std::int64_t whole = 0;
+  double number = 0;
+  const char *begin = text.data(), *end = begin + text.size();
+  if (const auto [rest, error] = std::from_chars(begin, end, whole); error == std::errc() && rest == end) return whole;
+  if (const auto [rest, error] = std::from_chars(begin, end, number); error == std::errc() && rest == end)
+    return number;
+  return text;
+}
+
+// A setting's value in the type that its key has.
+Json setting_json(const std::string& key, const std::string& value) {
+  if (value == "nothing" || value == "null") return {};
+  const auto known =
+      std::find_if(recipe_keys().begin(), recipe_keys().end(), [&](const RecipeKey& each) { return each.name == key; });
+  const std::string type = known == recipe_keys().end() ? "" : known->type;
+  if (type == "true or false") return value == "true";
+  const YamlNode node = parse_yaml(value, key);
+  if (node.kind == YamlNode::Kind::list) {
+    Json list = Json::array();
+    for (const YamlNode& item : node.items) list.push_back(number_or_text(item.text));
+    return list;
+  }
+  if (node.kind != YamlNode::Kind::scalar) return value;
+  return type == "number" || type == "whole number" ? number_or_text(node.text) : Json(node.text);
+}
+
 constexpr std::string_view paper_texts[] = {"Proof-pile", "PG19"};
 
 bool beyond(const Entry& entry, const ContextPerplexity& row) { return row.context > entry.context; }
@@ -78,9 +109,64 @@ double best_perplexity(const Comparison& comparison, std::size_t text, std::size
   return best;
 }
 
-// Clocks stand apart: all else is the same however often a comparison was cut off.
+std::size_t headline_context(const Comparison& c) {
+  const auto trained = std::find(c.contexts.begin(), c.contexts.end(), c.trained_context);
+  return trained == c.contexts.end() ? c.contexts.size() - 1 : static_cast<std::size_t>(trained - c.contexts.begin());
+}
+
+const Entry& best_entry(const Comparison& c, std::size_t context) {
+  return *std::min_element(c.entries.begin() + 1, c.entries.end(), [&](const Entry& a, const Entry& b) {
+    return a.perplexity[0][context].perplexity < b.perplexity[0][context].perplexity;
+  });
+}
+
+std::string machine_text(const std::string& machine, int threads, int ranks) {
+  return fmt::format("{}, {}{}", machine, counted(threads, "thread"),
+                     ranks > 1 ? fmt::format(" on each of {} ranks", ranks) : "");
+}
+
+std::string protocol_sentence(const Comparison& c) {
+  std::string every = "every half context";
+  if (!c.entries.empty() && !c.entries[0].perplexity.empty()) {
+    const std::vector<ContextPerplexity>& rows = c.entries[0].perplexity[0];
+    const bool same = std::all_of(rows.begin(), rows.end(),
+                                  [&](const ContextPerplexity& row) { return row.stride == rows[0].stride; });
+    const bool half = std::all_of(rows.begin(), rows.end(),
+                                  [](const ContextPerplexity& row) { return row.stride == (row.context + 1) / 2; });
+    if (!rows.empty() && !half) {
+      every = same ? fmt::format("every {} tokens", rows[0].stride)
+                   : fmt::format("every {} tokens (at shorter contexts every context)", rows.back().stride);
+    }
+  }
+  switch (c.protocol) {
+    case Protocol::sliding:
+      return fmt::format(
+          "Sliding window: a window of the given context starts {}, and each token is scored once, in "
+          "the first window that contains it.",
+          every);
+    case Protocol::longlora:
+      return fmt::format(
+          "As in the LongLoRA and TAPE papers: a window of the given context starts {}, and all tokens "
+          "of every window are scored.",
+          every);
+    case Protocol::blocks:
+      break;
+  }
+  return "Non-overlapping windows of the given context, as in training; the remainder at the end is not scored.";
+}
+
+std::string position_differences(const Comparison& c) {
+  std::vector<std::string> groups;
+  groups.reserve(c.positions.size());
+  for (const PositionGroup& group : c.positions) {
+    groups.push_back(fmt::format("{}: {}", fmt::join(group.recipes, ", "), group.settings));
+  }
+  return fmt::format("{}", fmt::join(groups, "; "));
+}
+
+// All that depends on when and where it ran is in `cost`: the rest is the same however often a comparison was resumed.
 Json results_json(const Comparison& c) {
-  Json texts = Json::array(), entries = Json::array(), cost = Json::object(), differences = Json::object();
+  Json texts = Json::array(), entries = Json::array(), runs = Json::object(), differences = Json::object();
   for (const ComparedText& text : c.texts) {
     texts.push_back({{"name", text.name},
                      {"path", text.path},
@@ -91,12 +177,16 @@ Json results_json(const Comparison& c) {
   for (const Entry& entry : c.entries) {
     entries.push_back(json_of(entry));
     if (entry.method == "none") continue;
-    cost[entry.name] = {{"trained_parameters", entry.cost.trained_parameters},
+    runs[entry.name] = {{"trained_parameters", entry.cost.trained_parameters},
                         {"step_seconds", entry.cost.step_seconds},
                         {"tokens_per_s", entry.cost.tokens_per_s},
-                        {"peak_mb", entry.cost.peak_mb}};
+                        {"peak_mb", entry.cost.peak_mb},
+                        {"machines", entry.cost.machines}};
   }
-  for (const SettingRow& row : c.differences) differences[row.key] = row.values;
+  for (const SettingRow& row : c.differences) {
+    Json& values = differences[row.key] = Json::array();
+    for (const std::string& value : row.values) values.push_back(setting_json(row.key, value));
+  }
   return {{"tapetune", c.version},
           {"base", c.base},
           {"base_hash", c.base_hash},
@@ -110,8 +200,11 @@ Json results_json(const Comparison& c) {
           {"texts", texts},
           {"entries", entries},
           {"differences", differences},
+          {"positions_differ", c.positions.size() > 1},
           {"pictured_tokens", c.pictured},
-          {"cost", cost}};
+          {"cost",
+           {{"report_made_on", {{"date", c.date}, {"machine", c.machine}, {"threads", c.threads}, {"ranks", c.ranks}}},
+            {"runs", runs}}}};
 }
 
 std::string results_csv(const Comparison& c) {
@@ -163,7 +256,14 @@ std::string markdown(const Comparison& c) {
     }
     text += "\n";
   }
-  if (marked) text += "\n\\* beyond what the model is made for\n";
+  if (marked) text += "\n\\* longer than the model's context\n";
+  text += fmt::format("\n{}\n", protocol_sentence(c));
+  if (!c.equal_positions.empty()) {
+    text += fmt::format(
+        "\nThe recipes scale positions differently ({}), so these numbers compare methods and scalings at once. To "
+        "compare the methods with equal positions:\n\n```sh\n{}\n```\n",
+        position_differences(c), c.equal_positions);
+  }
   return text;
 }
 

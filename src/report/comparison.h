@@ -1,4 +1,4 @@
-// What a comparison found, and its tables.
+// The results of a comparison, and their tables.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace tapetune {
 
-// How often a number hidden at this depth of a prompt of this length was found.
+// Passkey retrieval at one length of the prompt and one depth of the passkey in it.
 struct RetrievalCell {
   std::int64_t context = 0;
   double depth = 0;  // 0: at the beginning, 1: at the end
@@ -26,18 +26,20 @@ struct StepLoss {
   double loss = 0;
 };
 
+// Of training.
 struct Cost {
   std::int64_t trained_parameters = 0;
   double step_seconds = 0, tokens_per_s = 0, peak_mb = 0;
+  std::vector<std::string> machines = {};  // on which the run trained; empty: an earlier version did not record them
 };
 
-// The base model, or what a recipe made of it.
+// The base model, or the model that a recipe trained.
 struct Entry {
   std::string name;
   std::string method;                                      // none: the base
-  std::int64_t context = 0;                                // the longest that it is made for
-  std::string settings;                                    // the recipe, every key of it
-  std::vector<std::vector<ContextPerplexity>> perplexity;  // a text each, then a context each
+  std::int64_t context = 0;                                // the longest that the model supports
+  std::string settings;                                    // the recipe with all its keys, as YAML
+  std::vector<std::vector<ContextPerplexity>> perplexity;  // [text][context]
   std::vector<StepLoss> losses, held_out_losses;
   Cost cost;
   std::vector<RetrievalCell> passkey;  // empty: not measured
@@ -50,7 +52,13 @@ struct ComparedText {
   bool held_out = false;  // of the training data
 };
 
-// A setting in which the recipes differ, with its value in each.
+// Recipes whose positions are scaled alike.
+struct PositionGroup {
+  std::string settings;
+  std::vector<std::string> recipes;
+};
+
+// A setting in which the recipes differ, with its value in each, as YAML; "nothing" where a recipe has no such key.
 struct SettingRow {
   std::string key;
   std::vector<std::string> values;
@@ -68,30 +76,47 @@ struct Comparison {
   std::vector<ComparedText> texts;
   std::vector<Entry> entries;  // the base first
   std::vector<SettingRow> differences;
+  std::vector<PositionGroup> positions;
+  std::string equal_positions;         // the command that gives all recipes the same positions; empty where they have
   std::vector<std::int64_t> pictured;  // the tokens whose positions `layers` shows
+  std::string date, machine;           // where this report was made
+  int threads = 0, ranks = 1;
 };
 
-// The smallest of a text and context over what was trained, and the base where it is smaller yet.
+// The index of the context that the headline is about: the one trained for, or else the longest.
+std::size_t headline_context(const Comparison& comparison);
+// The trained entry with the lowest perplexity on the first text.
+const Entry& best_entry(const Comparison& comparison, std::size_t context);
+
+// The lowest perplexity on a text at a context, over the base model and all trained ones.
 double best_perplexity(const Comparison& comparison, std::size_t text, std::size_t context);
+
+// "AMD EPYC 7763, 2 cores, 8 GB, 2 threads", and " on each of 4 ranks".
+std::string machine_text(const std::string& machine, int threads, int ranks);
+
+// One sentence about how perplexity was measured.
+std::string protocol_sentence(const Comparison& comparison);
+// How the recipes' positions differ: "lora, tape: yarn scaling, factor 4; longlora: linear scaling, factor 4".
+std::string position_differences(const Comparison& comparison);
 
 Json results_json(const Comparison& comparison);
 std::string results_csv(const Comparison& comparison);
 std::string cost_csv(const Comparison& comparison);
 std::string markdown(const Comparison& comparison);
 
-// What the TAPE paper's table has for Llama-2 7B at 8192 tokens.
+// A row of the TAPE paper's table for Llama-2 7B at 8192 tokens.
 struct PaperRow {
   std::string_view text, method;
   double perplexity[4];
 };
 constexpr std::int64_t paper_contexts[4] = {1024, 2048, 4096, 8192};
-// Empty where the base is another model or the trained context another.
+// Empty for any other base model or training context.
 std::vector<PaperRow> paper_rows(const Comparison& comparison);
-// Its columns beside ours, of the longest context: what they are headed with, and an entry's cell in each.
+// The paper's numbers at its longest context, as columns beside ours: their headings, and an entry's cells.
 std::vector<std::string> paper_headings(const Comparison& comparison);
 std::vector<std::string> paper_cells(const Comparison& comparison, const Entry& entry);
 
-// 4.024, 31.79, 512.3: four digits.
+// 4.024, 31.79, 512.3: four significant digits.
 std::string shown_perplexity(double value);
 
 }  // namespace tapetune

@@ -50,12 +50,12 @@ class Reader {
 
   [[noreturn]] void unknown(const YamlNode& node, const std::vector<std::string_view>& known) const {
     const std::string meant = nearest(node.key, known);
-    wrong(node, "unknown key \"{}\"; there are {}{}.", node.key, fmt::join(known, ", "),
+    wrong(node, "unknown key \"{}\"; the keys are {}{}.", node.key, fmt::join(known, ", "),
           meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant));
   }
 
   const std::vector<YamlNode>& entries(const YamlNode& node, std::string_view what) const {
-    if (node.kind != Kind::map) wrong(node, "{} must be a map of keys, as \"contexts: [1024, 2048]\".", what);
+    if (node.kind != Kind::map) wrong(node, "{} must be a map, for example \"contexts: [1024, 2048]\".", what);
     for (std::size_t i = 0; i < node.items.size(); ++i) {
       for (std::size_t j = 0; j < i; ++j) {
         if (node.items[i].key == node.items[j].key) wrong(node.items[i], "{} is given twice.", node.items[i].key);
@@ -71,7 +71,7 @@ class Reader {
       for (const YamlNode& item : node.items) list.push_back(item.kind == Kind::scalar ? item.text : "");
     }
     if (list.empty() || std::find(list.begin(), list.end(), "") != list.end())
-      wrong(node, "{} must be one value or a list of them.", node.key);
+      wrong(node, "{} must be a value or a list of values.", node.key);
     return list;
   }
 
@@ -84,7 +84,7 @@ class Reader {
     std::int64_t value = 0;
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || rest != text.data() + text.size() || value < least)
-      wrong(node, "{} must be a whole number from {} on, but is \"{}\".", node.key, least, text);
+      wrong(node, "{} must be a whole number, at least {}, but is \"{}\".", node.key, least, text);
     return value;
   }
 

@@ -10,7 +10,7 @@ namespace tapetune {
 
 namespace {
 
-// Single steps are noisy; a mean over a few of them shows where they go.
+// Single steps are noisy; a mean over neighbouring steps shows the trend.
 Points running_mean(const Points& points, std::size_t reach) {
   Points mean;
   for (std::size_t i = 0; i < points.size(); ++i) {
@@ -22,20 +22,12 @@ Points running_mean(const Points& points, std::size_t reach) {
   return mean;
 }
 
-// As many as a chart has room for, the last among them.
-Points thinned(const Points& points, std::size_t most) {
-  const std::size_t stride = (points.size() + most - 1) / most;
-  if (stride <= 1) return points;
-  Points kept;
-  for (std::size_t i = (points.size() - 1) % stride; i < points.size(); i += stride) kept.push_back(points[i]);
-  return kept;
-}
-
-// A few of those whose positions differ from RoPE's, which the first layer reads: the updates show from the second on.
+// A few of the layers from the second on: the first reads RoPE's positions, before any update.
 std::vector<std::size_t> pictured_layers(const Entry& entry) {
   constexpr std::size_t most = 5;
   const std::size_t layers = entry.layers.size(), shown = std::min(layers - 1, most);
   std::vector<std::size_t> chosen;
+  chosen.reserve(shown);
   for (std::size_t i = 0; i < shown; ++i) {
     chosen.push_back(shown == 1 ? layers - 1 : 1 + i * (layers - 2) / (shown - 1));
   }
@@ -44,8 +36,10 @@ std::vector<std::size_t> pictured_layers(const Entry& entry) {
 
 HeatMap pairs_of_tokens(const Comparison& c) {
   HeatMap map;
-  map.x_label = "token";
-  map.y_label = "token";
+  map.x_label = "key token";
+  map.y_label = "query token";
+  map.x_column = "key_token";
+  map.y_column = "query_token";
   for (const std::int64_t token : c.pictured) map.columns.push_back(fmt::format("{}", token));
   map.rows = map.columns;
   map.least = INFINITY;
@@ -58,7 +52,7 @@ void add_panel(HeatMap& map, std::string title, std::vector<std::vector<double>>
     for (std::size_t k = 0; k < rows[r].size(); ++k) {
       double& value = rows[r][k];
       if (k > r) {
-        value = NAN;  // no token sees later ones
+        value = NAN;  // causal: no query sees later keys
         continue;
       }
       map.least = std::min(map.least, value);
@@ -79,6 +73,8 @@ LineChart perplexity_chart(const Comparison& c, std::size_t text) {
   chart.name = c.texts.size() == 1 ? "perplexity" : fmt::format("perplexity-{}", text + 1);
   chart.title = "Perplexity against context: " + c.texts[text].name;
   chart.x_label = "context (tokens)";
+  chart.x_column = "context";
+  chart.y_column = "perplexity";
   chart.log_x = true;
   double least = INFINITY, most = 0;
   for (const Entry& entry : c.entries) {
@@ -91,11 +87,12 @@ LineChart perplexity_chart(const Comparison& c, std::size_t text) {
     chart.series.push_back(std::move(series));
   }
   chart.log_y = most > 3 * least;
-  chart.y_label = chart.log_y ? "perplexity (logarithmic)" : "perplexity";
+  chart.y_label = chart.log_y ? "perplexity (log scale)" : "perplexity";
   const std::int64_t own = c.base_config.longest_context();
   chart.landmarks.push_back({static_cast<double>(own), fmt::format("base model's context, {}", own)});
   if (own != c.trained_context) {
-    chart.landmarks.push_back({static_cast<double>(c.trained_context), fmt::format("trained, {}", c.trained_context)});
+    chart.landmarks.push_back(
+        {static_cast<double>(c.trained_context), fmt::format("training context, {}", c.trained_context)});
   }
   return chart;
 }
@@ -105,13 +102,16 @@ LineChart loss_chart(const Comparison& c) {
   chart.name = "loss";
   chart.title = "Training loss";
   chart.x_label = "step";
-  chart.y_label = "loss, a running mean";
+  chart.y_label = "loss (running mean)";
+  chart.x_column = "step";
+  chart.raw_column = "loss";
+  chart.y_column = "running_mean";
   chart.dots = false;
   for (const Entry& entry : c.entries) {
     if (entry.losses.empty()) continue;
     Points points;
     for (const StepLoss& each : entry.losses) points.emplace_back(static_cast<double>(each.step), each.loss);
-    Series series{entry.name, colour_of(c, entry), thinned(running_mean(points, points.size() / 40), 240), points};
+    Series series{entry.name, colour_of(c, entry), running_mean(points, points.size() / 40), points};
     chart.series.push_back(std::move(series));
   }
   return chart;
@@ -122,7 +122,9 @@ LineChart distance_chart(const Comparison& c) {
   chart.name = "attention-distance";
   chart.title = "Attention distance by layer";
   chart.x_label = "layer";
-  chart.y_label = "tokens back, the mean over heads";
+  chart.y_label = "mean attention distance (tokens)";
+  chart.x_column = "layer";
+  chart.y_column = "attention_distance";
   for (const Entry& entry : c.entries) {
     Series series{entry.name, colour_of(c, entry), {}, {}};
     for (std::size_t i = 0; i < entry.layers.size(); ++i) {
@@ -138,8 +140,11 @@ HeatMap passkey_map(const Comparison& c) {
   map.name = "passkey";
   map.title = "Passkey retrieval";
   map.x_label = "context (tokens)";
-  map.y_label = "depth";
-  map.value_label = "found";
+  map.y_label = "depth (%)";
+  map.value_label = "accuracy";
+  map.x_column = "context";
+  map.y_column = "depth_percent";
+  map.value_column = "accuracy";
   map.percent = true;
   std::set<std::int64_t> contexts;
   std::set<double> depths;
@@ -150,7 +155,7 @@ HeatMap passkey_map(const Comparison& c) {
     }
   }
   for (const std::int64_t context : contexts) map.columns.push_back(fmt::format("{}", context));
-  for (const double depth : depths) map.rows.push_back(fmt::format("{:.0f}%", 100 * depth));
+  for (const double depth : depths) map.rows.push_back(fmt::format("{:g}", std::round(1000 * depth) / 10));
   for (const Entry& entry : c.entries) {
     if (entry.passkey.empty()) continue;
     HeatMap::Panel panel{entry.name, {depths.size(), std::vector<double>(contexts.size(), NAN)}};
@@ -169,6 +174,7 @@ HeatMap position_map(const Comparison& c, const Entry& entry) {
   map.name = "positions-" + entry.name;
   map.title = fmt::format("Dot products of position states, {}", entry.name);
   map.value_label = "dot product";
+  map.value_column = "dot_product";
   add_panel(map, "RoPE, all layers", entry.layers[0].position);
   for (const std::size_t layer : pictured_layers(entry)) {
     add_panel(map, fmt::format("{}, layer {}", entry.name, layer + 1), entry.layers[layer].position);
@@ -179,14 +185,15 @@ HeatMap position_map(const Comparison& c, const Entry& entry) {
 HeatMap position_change_map(const Comparison& c, const Entry& entry) {
   HeatMap map = pairs_of_tokens(c);
   map.name = "position-changes-" + entry.name;
-  map.title = fmt::format("Change of the dot products of position states, {}", entry.name);
-  map.value_label = "dot product less RoPE's";
+  map.title = fmt::format("Change in dot products of position states, {}", entry.name);
+  map.value_label = "difference from RoPE";
+  map.value_column = "difference_from_rope";
   for (const std::size_t layer : pictured_layers(entry)) {
     std::vector<std::vector<double>> change = entry.layers[layer].position;
     for (std::size_t r = 0; r < change.size(); ++r) {
       for (std::size_t k = 0; k < change[r].size(); ++k) change[r][k] -= entry.layers[0].position[r][k];
     }
-    add_panel(map, fmt::format("layer {} less RoPE", layer + 1), std::move(change));
+    add_panel(map, fmt::format("layer {} − RoPE", layer + 1), std::move(change));
   }
   return map;
 }

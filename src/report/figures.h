@@ -11,14 +11,15 @@ namespace tapetune {
 LineChart perplexity_chart(const Comparison& comparison, std::size_t text);
 LineChart loss_chart(const Comparison& comparison);
 LineChart distance_chart(const Comparison& comparison);
-// Length by depth, a panel for each entry that was tested.
+// Accuracy by context and depth, a panel for each entry that was tested.
 HeatMap passkey_map(const Comparison& comparison);
-// Dot products of position states: RoPE's, which are the same in every layer, then those of layers of a TAPE entry.
+// Dot products of position states: RoPE's, the same in every layer, then those of some layers of a TAPE entry.
 HeatMap position_map(const Comparison& comparison, const Entry& entry);
-// What its layers made of RoPE's, on a scale of its own: a short training changes less than the eye sees in the other.
+// Their differences from RoPE's, on a colour scale of their own: after short training they are too small to see in the
+// other map.
 HeatMap position_change_map(const Comparison& comparison, const Entry& entry);
 
-// The place of an entry in the palette.
+// The index of an entry's colour in the palette.
 std::size_t colour_of(const Comparison& comparison, const Entry& entry);
 
 }  // namespace tapetune

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "core/digits.h"
 #include "report/figures.h"
@@ -20,13 +22,17 @@ h2{font-size:1.2rem;margin:2.6rem 0 .4rem}
 h3{font-size:1rem;margin:1.6rem 0 .3rem}
 p{margin:.3rem 0 .8rem;max-width:68ch}
 .lead{font-size:1.08rem}
-.note,caption{color:var(--soft);font-size:.875rem}
-.scroll{overflow-x:auto;margin:.6rem 0}
+.caution{border-left:3px solid var(--c2);padding:.1rem 0 .1rem .8rem;margin:.8rem 0}
+.caution pre{white-space:pre-wrap;overflow-wrap:anywhere}
+.note{color:var(--soft);font-size:.875rem}
+.note.title{margin:.8rem 0 0}
+.scroll{overflow-x:auto;margin:.6rem 0;
+background:linear-gradient(270deg,var(--paper) 60%,transparent) 100% 0/40px 100% no-repeat local,
+linear-gradient(270deg,var(--rule),transparent) 100% 0/14px 100% no-repeat scroll}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;min-width:100%}
-caption{text-align:left;padding-bottom:.3rem}
 th,td{padding:.36rem .6rem;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
 th{font-weight:600}
-thead th{color:var(--soft);font-size:.875rem;border-bottom-color:var(--soft)}
+thead th{color:var(--soft);font-size:.875rem;border-bottom-color:var(--soft);vertical-align:bottom}
 th:first-child,td:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 td.text{text-align:left;white-space:normal;min-width:7rem}
 td b{color:var(--ink)}
@@ -48,13 +54,14 @@ border-radius:6px;font-size:.8125rem;line-height:1.35;white-space:pre;font-varia
 #tip b{display:block;font-weight:600}
 .chart .cross{stroke:var(--soft);fill:none}
 @media (max-width:640px){.chart.wide{display:none}.chart.narrow{display:block}main{padding-top:18px}h1{font-size:1.4rem}
-th,td,thead th{padding:.34rem .22rem;font-size:.82rem}.panels{grid-template-columns:1fr 1fr;gap:8px}
+th,td,thead th{padding:.34rem .16rem;font-size:.78rem}th,.settings td{white-space:normal}.key{margin-right:.3em}
+.panels{grid-template-columns:1fr 1fr;gap:8px}
 .chart.panel text{font-size:16.8px}}
 @media print{body{font-size:11pt}main{max-width:none;padding:0}h2{break-after:avoid}figure,tr{break-inside:avoid}
 .scroll{overflow:visible}.chart.wide{display:block}.chart.narrow{display:none}pre{white-space:pre-wrap}#tip{display:none!important}}
 )css";
 
-// Values where the pointer is; without a script the charts' own titles say the same, later and in small.
+// Shows values at the pointer; without JavaScript the browser shows the charts' own titles.
 constexpr std::string_view script = R"js(
 const tip = document.getElementById('tip');
 const cross = document.createElementNS('http://www.w3.org/2000/svg', 'path');
@@ -86,7 +93,7 @@ addEventListener('beforeprint', () => document.querySelectorAll('details').forEa
 )js";
 
 std::string key(const Comparison& c, const Entry& entry) {
-  return fmt::format("<span class=\"key\" style=\"background:var(--c{})\"></span>{}", colour_of(c, entry) % 8,
+  return fmt::format("<span class=\"key\" style=\"background:var(--c{})\"></span>&#8288;{}", colour_of(c, entry) % 8,
                      escaped(entry.name));
 }
 
@@ -108,42 +115,43 @@ std::string base_name(const Comparison& c) {
   return std::string(path.substr(path.rfind('/') + 1));
 }
 
-const Entry& best_entry(const Comparison& c, std::size_t context) {
-  return *std::min_element(c.entries.begin() + 1, c.entries.end(), [&](const Entry& a, const Entry& b) {
-    return a.perplexity[0][context].perplexity < b.perplexity[0][context].perplexity;
-  });
-}
-
-// The findings in words, as the numbers are, whoever wins.
+// The findings in words, whoever wins.
 std::string findings(const Comparison& c) {
-  auto at =
-      static_cast<std::size_t>(std::find(c.contexts.begin(), c.contexts.end(), c.trained_context) - c.contexts.begin());
-  const bool trained = at < c.contexts.size();
-  if (!trained) at = c.contexts.size() - 1;
+  const std::size_t at = headline_context(c), last = c.contexts.size() - 1;
   const Entry& best = best_entry(c, at);
-  const std::size_t last = c.contexts.size() - 1;
   const auto value = [&](const Entry& entry, std::size_t context) {
     return shown_perplexity(entry.perplexity[0][context].perplexity);
   };
   std::string text = fmt::format(
-      "At {} tokens{}, <b>{}</b> has the lowest perplexity of what was trained, {}; the base "
-      "model, made for {}, has {}.",
-      c.contexts[at], trained ? ", the context trained for" : "", escaped(best.name), value(best, at),
-      c.base_config.longest_context(), value(c.entries[0], at));
+      "At {} tokens{}, <b>{}</b> has the lowest perplexity of the trained models, {}; the base model (context {}) has "
+      "{}.",
+      c.contexts[at], c.contexts[at] == c.trained_context ? ", the training context" : "", escaped(best.name),
+      value(best, at), c.base_config.longest_context(), value(c.entries[0], at));
   if (last != at) {
     const Entry& furthest = best_entry(c, last);
-    text += fmt::format(" At {}, {}: <b>{}</b> {}, the base model {}.", c.contexts[last],
-                        c.contexts[last] > c.trained_context ? "beyond what any was trained for" : "the longest here",
+    text += fmt::format(" At {} tokens{}, <b>{}</b> has the lowest, {}; the base model has {}.", c.contexts[last],
+                        c.contexts[last] > c.trained_context ? ", longer than the training context" : "",
                         escaped(furthest.name), value(furthest, last), value(c.entries[0], last));
   }
   return text;
 }
 
+// Beside the headline, where it does not compare methods alone.
+std::string position_caution(const Comparison& c) {
+  if (c.equal_positions.empty()) return "";
+  return fmt::format(
+      "<div class=\"caution\"><p><b>Positions are scaled differently</b> ({}), so the numbers compare methods and "
+      "scalings at once. To compare the methods with equal positions:</p>\n<pre>{}</pre></div>\n",
+      escaped(position_differences(c)), escaped(c.equal_positions));
+}
+
 std::string perplexity_table(const Comparison& c, std::size_t text) {
-  std::string html = "<div class=\"scroll\"><table>\n";
-  html += fmt::format("<caption>Perplexity by context: {} tokens of {}, protocol {}</caption>\n<thead><tr><th></th>",
-                      grouped(c.texts[text].tokens), escaped(c.texts[text].name), protocol_name(c.protocol));
-  for (const std::int64_t context : c.contexts) html += fmt::format("<th scope=\"col\">{}</th>", context);
+  std::string html = fmt::format(
+      "<p class=\"note title\">Perplexity by context, on {} tokens of {}</p>\n<div class=\"scroll\"><table>\n"
+      "<thead><tr><th></th>",
+      grouped(c.texts[text].tokens), escaped(c.texts[text].name));
+  // The figure space is as wide as the mark of the cells below.
+  for (const std::int64_t context : c.contexts) html += fmt::format("<th scope=\"col\">{}&#8199;</th>", context);
   for (const std::string& heading : paper_headings(c)) html += fmt::format("<th scope=\"col\">{}</th>", heading);
   html += "</tr></thead>\n<tbody>\n";
   bool beyond = false;
@@ -161,8 +169,8 @@ std::string perplexity_table(const Comparison& c, std::size_t text) {
     html += "</tr>\n";
   }
   html += "</tbody></table></div>\n";
-  html += fmt::format("<p class=\"note\">The lowest of a column is bold.{}</p>\n",
-                      beyond ? " * beyond what the model is made for." : "");
+  html += fmt::format("<p class=\"note\">{} The lowest value of a column is bold.{}</p>\n",
+                      escaped(protocol_sentence(c)), beyond ? " * longer than the model&#39;s context." : "");
   return html;
 }
 
@@ -171,7 +179,7 @@ std::string paper_table(const Comparison& c) {
   if (rows.empty()) return "";
   std::string html =
       "<h3>The paper's numbers</h3>\n<p>Llama-2 7B trained for 8192 tokens, as printed in arXiv 2501.00712. They were "
-      "measured under the protocol <code>longlora</code>, on texts of their own: compare like with like.</p>\n"
+      "measured with the protocol <code>longlora</code>, on other texts than these unless you gave the same.</p>\n"
       "<div class=\"scroll\"><table><thead><tr><th>text</th><th>method</th>";
   for (const std::int64_t context : paper_contexts) html += fmt::format("<th scope=\"col\">{}</th>", context);
   html += "</tr></thead><tbody>\n";
@@ -181,6 +189,27 @@ std::string paper_table(const Comparison& c) {
     html += "</tr>\n";
   }
   return html + "</tbody></table></div>\n";
+}
+
+// Where the runs trained, which may be elsewhere than where the report is made.
+std::string training_machines(const Comparison& c) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> machines;  // with the runs on each
+  for (const Entry& entry : c.entries) {
+    if (entry.method == "none") continue;
+    const std::string machine =
+        entry.cost.machines.empty() ? "not recorded" : fmt::format("{}", fmt::join(entry.cost.machines, ", then "));
+    const auto same = std::find_if(machines.begin(), machines.end(), [&](const auto& m) { return m.first == machine; });
+    if (same == machines.end()) {
+      machines.push_back({machine, {entry.name}});
+    } else {
+      same->second.push_back(entry.name);
+    }
+  }
+  if (machines.size() == 1) return machines.front().first;
+  std::vector<std::string> texts;
+  texts.reserve(machines.size());
+  for (const auto& [machine, runs] : machines) texts.push_back(fmt::format("{}: {}", fmt::join(runs, ", "), machine));
+  return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 std::string cost_table(const Comparison& c) {
@@ -196,7 +225,7 @@ std::string cost_table(const Comparison& c) {
                        largest > 0 ? 100 * value / largest : 0);
   };
   std::string html =
-      "<div class=\"scroll\"><table><thead><tr><th></th><th>trained parameters</th><th>time of a step</th>"
+      "<div class=\"scroll\"><table><thead><tr><th></th><th>trainable parameters</th><th>time per step</th>"
       "<th>tokens/s</th><th>peak memory</th></tr></thead><tbody>\n";
   for (const Entry& entry : c.entries) {
     if (entry.method == "none") continue;
@@ -209,16 +238,37 @@ std::string cost_table(const Comparison& c) {
     html += cell(fmt::format("{} MB", grouped(std::llround(cost.peak_mb))), cost.peak_mb, most.peak_mb) + "</tr>\n";
   }
   return html +
-         "</tbody></table></div>\n<p class=\"note\">Median time of a step, with all that it does; the largest "
-         "resident size of the process while it trained. Steps are of " +
-         grouped(c.tokens_per_step) + " tokens.</p>\n";
+         fmt::format(
+             "</tbody></table></div>\n<p class=\"note\">Training: the median time of a step of {} tokens, and the "
+             "peak resident memory of the process. Trained on: {}.</p>\n",
+             grouped(c.tokens_per_step), escaped(training_machines(c)));
+}
+
+bool has_positions(const Entry& entry) { return entry.method == "tape" && entry.layers.size() > 1; }
+
+bool has_passkey(const Comparison& c) {
+  return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.passkey.empty(); });
+}
+
+bool has_layers(const Comparison& c) {
+  return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.layers.empty(); });
+}
+
+std::int64_t passkey_trials(const Comparison& c) {
+  for (const Entry& entry : c.entries) {
+    if (!entry.passkey.empty()) return entry.passkey.front().trials;
+  }
+  return 0;
 }
 
 std::string settings(const Comparison& c) {
   std::string html =
-      "<p>All recipes saw the same windows in the same order, and all models were measured on the same tokens.</p>\n";
+      "<p>All recipes trained on the same windows in the same order, and all models were evaluated on the same "
+      "tokens.</p>\n";
   if (!c.differences.empty()) {
-    html += "<div class=\"scroll\"><table><caption>Where the recipes differ</caption><thead><tr><th>key</th>";
+    html +=
+        "<p class=\"note title\">Settings in which the recipes differ</p>\n"
+        "<div class=\"scroll settings\"><table><thead><tr><th>key</th>";
     for (const Entry& entry : c.entries) {
       if (entry.method != "none") html += fmt::format("<th>{}</th>", escaped(entry.name));
     }
@@ -236,70 +286,69 @@ std::string settings(const Comparison& c) {
     html += fmt::format("<details><summary>{}</summary><pre>{}</pre></details>\n", escaped(entry.name),
                         escaped(entry.settings));
   }
-  html += "<details><summary>What was measured</summary><div class=\"scroll\"><table><tbody>\n";
+  html += "<details><summary>Evaluation</summary><div class=\"scroll\"><table><tbody>\n";
   const auto row = [&](std::string_view name, const std::string& value) {
     html += fmt::format("<tr><td>{}</td><td class=\"text\"><code>{}</code></td></tr>\n", name, escaped(value));
   };
   row("base model", c.base);
-  if (!c.base_hash.empty()) row("its weights", c.base_hash);
+  if (!c.base_hash.empty()) row("hash of its weights", c.base_hash);
   for (const ComparedText& text : c.texts) {
-    row("text", fmt::format("{}, {} tokens from token {} on", text.path, grouped(text.tokens), text.first_token));
+    row("text", fmt::format("{}, {} tokens from token {}", text.path, grouped(text.tokens), text.first_token));
   }
   row("protocol", std::string(protocol_name(c.protocol)));
   row("training", fmt::format("{} steps of {} tokens, seed {}", c.steps, grouped(c.tokens_per_step), c.seed));
-  row("made by", "tapetune " + c.version);
+  if (has_passkey(c)) {
+    row("passkey", fmt::format("{} trials for each context and depth", passkey_trials(c)));
+  }
+  row("trained on", training_machines(c));
+  row("report made on", machine_text(c.machine, c.threads, c.ranks));
+  row("date", c.date);
+  row("version", "tapetune " + c.version);
   return html + "</tbody></table></div></details>\n";
-}
-
-bool has_positions(const Entry& entry) { return entry.method == "tape" && entry.layers.size() > 1; }
-
-bool has_passkey(const Comparison& c) {
-  return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.passkey.empty(); });
-}
-
-bool has_layers(const Comparison& c) {
-  return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.layers.empty(); });
 }
 
 std::string inside(const Comparison& c) {
   std::string html = "<h2>Inside the models</h2>\n";
   for (const Entry& entry : c.entries) {
     if (!has_positions(entry)) continue;
-    html += figure(position_map(c, entry),
-                   fmt::format("Dot products of the position states of pairs of tokens, the mean over channels, in the "
-                               "first {} tokens of the text. RoPE's depend on the distance alone and are the same in "
-                               "every layer; {} changes them from layer to layer.",
-                               c.pictured.empty() ? 0 : c.pictured.back() + 1, escaped(entry.name)));
-    html += figure(position_change_map(c, entry), "The same pairs: by how much each layer differs from RoPE.");
+    html +=
+        figure(position_map(c, entry),
+               fmt::format("Dot products of the position states of pairs of tokens, averaged over channels, for the "
+                           "first {} tokens of the text. RoPE's depend only on the distance and are the same in "
+                           "every layer; {} updates them from layer to layer.",
+                           c.pictured.empty() ? 0 : c.pictured.back() + 1, escaped(entry.name)));
+    html += figure(position_change_map(c, entry), "The same pairs: each layer's difference from RoPE.");
   }
   return html + figure(distance_chart(c),
-                       "How far back attention reaches in each layer: the distance to the tokens that "
-                       "are attended to, weighed by attention, the mean over heads and tokens.");
+                       "How far back each layer attends: the distance to the attended tokens, weighted by the "
+                       "attention probabilities, averaged over heads and tokens.");
 }
 
 }  // namespace
 
 std::string report_page(const Comparison& c) {
-  const std::string title = fmt::format("{} to {} tokens", base_name(c), grouped(c.trained_context));
+  const std::string title = fmt::format("{} to {} tokens", base_name(c), c.trained_context);
   std::string html = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-      "content=\"width=device-width,initial-scale=1\"><title>{0}: a comparison</title>\n<link rel=\"icon\" "
+      "content=\"width=device-width,initial-scale=1\"><title>{0}: comparison</title>\n<link rel=\"icon\" "
       "href=\"data:,\">\n<style>{1}{2}</style></head>\n<body><main>\n<h1>{0}: {3} {4} compared</h1>\n<p "
-      "class=\"lead\">{5}</p>\n",
+      "class=\"lead\">{5}</p>\n{6}<p class=\"note\">{7}, tapetune {8}</p>\n",
       escaped(title), chart_style(), style, c.entries.size() - 1, c.entries.size() == 2 ? "recipe" : "recipes",
-      findings(c));
+      findings(c), position_caution(c), c.date.substr(0, c.date.find('T')), escaped(c.version));
   html += "<h2>Perplexity</h2>\n";
   for (std::size_t t = 0; t < c.texts.size(); ++t) {
     html += perplexity_table(c, t);
     html += figure(perplexity_chart(c, t), "Lower is better.");
   }
   html += paper_table(c);
-  html += "<h2>Training</h2>\n" + figure(loss_chart(c), "The loss of each step, faint, and its running mean.");
+  html += "<h2>Training</h2>\n" + figure(loss_chart(c), "Loss of each step (faint) and its running mean.");
   if (has_passkey(c)) {
-    html += "<h2>Passkey retrieval</h2>\n" +
-            figure(passkey_map(c),
-                   "How often a number hidden in filler text is found, by the length of the prompt and "
-                   "by how deep it is hidden (0%: at the beginning).");
+    html +=
+        "<h2>Passkey retrieval</h2>\n" +
+        figure(passkey_map(c),
+               fmt::format("Accuracy of retrieving a number hidden in repeated filler sentences, by the length of the "
+                           "prompt and the depth of the number in it (0%: at the beginning); {} {} per cell.",
+                           passkey_trials(c), passkey_trials(c) == 1 ? "trial" : "trials"));
   }
   if (has_layers(c)) html += inside(c);
   html += "<h2>Cost</h2>\n" + cost_table(c);

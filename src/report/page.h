@@ -1,4 +1,4 @@
-// report.html: one page with everything in it, readable without a network, in light, dark and print.
+// report.html: one self-contained page, for light and dark screens and print.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace tapetune {
 
 std::string report_page(const Comparison& comparison);
 
-// A file for each chart, as SVG and its numbers as CSV: name, contents.
+// Each chart as an SVG file and its numbers as a CSV file: name, contents.
 std::vector<std::pair<std::string, std::string>> chart_files(const Comparison& comparison);
 
 }  // namespace tapetune

@@ -129,7 +129,7 @@ void AdamW::restore(const std::map<std::string, at::Tensor>& state, const Group&
     if (group.rank() == 0) {
       const auto found = state.find(name);
       if (found == state.end() || found->second.sizes() != whole.sizes()) {
-        fail("train", "the optimiser's state has no {} of the right shape; was it saved by this recipe?", name);
+        fail("train", "the optimizer state has no {} of the right shape; was it saved with this recipe?", name);
       }
       whole.copy_(found->second);
     }

@@ -33,25 +33,37 @@ TokenFile open_tokens(const std::filesystem::path& path, const std::optional<Voc
 
 // Whether this is the folder of a run.
 bool is_run(const std::filesystem::path& folder);
+// The run folder of RUN, RUN/adapter or RUN/checkpoints/step-N; empty where it is none of these.
+std::filesystem::path run_of(const std::filesystem::path& folder);
 
-// What a run has trained so far.
+// What a run has trained.
 struct RunAdapter {
-  std::filesystem::path folder;      // RUN/adapter, or the newest checkpoint of a run that is not finished
-  std::optional<std::int64_t> step;  // of that checkpoint
+  std::filesystem::path folder;      // of the adapter's files
+  std::optional<std::int64_t> step;  // of the checkpoint that it is; none: the run's result
 };
 
-// Fails where there is neither.
+// Of RUN: RUN/adapter, or the newest checkpoint of a run that is not finished, with a warning. Of RUN/adapter and
+// RUN/checkpoints/step-N: itself. Fails where there is none.
 RunAdapter find_adapter(const std::filesystem::path& folder);
 
+// The context of what a run trained: that of its training, where the method's positions are made for less. Dynamic
+// scaling keeps its rule, which begins at the original context.
+std::int64_t trained_context(const ModelConfig& config, const Recipe& recipe);
+
+// Warns where training sequences are longer than the positions are scaled for: the base model's context times the
+// factor, unless the method raised rope_theta.
+void warn_beyond_scaling(const ModelConfig& base, const ModelConfig& adapted, std::int64_t context);
+
 struct TrainedModel {
-  Recipe recipe;
+  Recipe recipe;  // with its paths as they were found
   BaseModel base;
   RunAdapter trained;
   AdaptedModel adapted;
 };
 
-// dtype: to compute in; the recipe's where it is not given.
+// folder: RUN, RUN/adapter or RUN/checkpoints/step-N. dtype: to compute in; the recipe's where it is not given. Fails
+// where the base model changed since the training, or with `any_base` warns.
 TrainedModel open_run(const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = std::nullopt,
-                      at::Device device = at::kCPU);
+                      at::Device device = at::kCPU, bool any_base = false);
 
 }  // namespace tapetune

@@ -7,7 +7,7 @@
 
 namespace tapetune {
 
-// Appends to an event file. A run that goes on after an interruption keeps what it had at its checkpoint: later steps
+// Appends to an event file. A resumed run keeps what it had at its checkpoint: later steps
 // come again, and a record that was cut off would hide all that follow.
 class EventFile {
  public:

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/moment.h"
 
 namespace tapetune {
 
@@ -20,7 +21,7 @@ constexpr std::string_view step_prefix = "step-";
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:08}", step_prefix, step); }
 
-std::optional<std::int64_t> step_of(const std::string& name) {
+std::optional<std::int64_t> step_in(const std::string& name) {
   if (!name.starts_with(step_prefix)) return std::nullopt;
   std::int64_t step = 0;
   const char *begin = name.data() + step_prefix.size(), *end = name.data() + name.size();
@@ -31,20 +32,32 @@ std::optional<std::int64_t> step_of(const std::string& name) {
 void require_same(const Recipe& before, const Recipe& now, const fs::path& run) {
   std::string keys;
   for (const RecipeDifference& d : differences(before, now)) {
-    if (d.decides) keys += fmt::format("{}{} ({} there, {} now)", keys.empty() ? "" : ", ", d.key, d.before, d.after);
+    if (!d.decides) continue;
+    keys += fmt::format("{}{} ({} there, {} now{})", keys.empty() ? "" : ", ", d.key, d.before, d.after,
+                        d.key == "steps" ? "; only a constant schedule can be extended" : "");
   }
   if (keys.empty()) return;
   fail("train",
-       "{}: holds a run of another recipe, which differs in {}; choose another run folder, or remove this one.",
+       "{}: contains a run of another recipe, which differs in {}; choose another run folder, or remove this one.",
        run.string(), keys);
 }
 
 }  // namespace
 
+void RunFolder::require_fits(const Recipe& recipe) {
+  const fs::path file = fs::path(recipe.run) / "recipe.yaml";
+  std::error_code status;
+  if (fs::exists(file, status)) require_same(read_recipe(file), recipe, recipe.run);
+  if (const auto latest = latest_in(recipe.run); latest && latest->step > recipe.steps) {
+    fail("train", "{}: has trained {} steps already, but steps={}; give at least {}, or choose another run folder.",
+         recipe.run, latest->step, recipe.steps, latest->step);
+  }
+}
+
 RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comments) : path_(recipe.run) {
   std::error_code status;
   fs::create_directories(path_ / "checkpoints", status);
-  if (status) fail("train", "{}: cannot be made: {}; choose another run folder.", path_.string(), status.message());
+  if (status) fail("train", "{}: cannot be created: {}; choose another run folder.", path_.string(), status.message());
   const fs::path lock = path_ / "lock";
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock_ < 0) {
@@ -52,7 +65,8 @@ RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comme
   }
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     ::close(lock_);
-    fail("train", "{}: another process trains in this run folder; wait for it or choose another.", path_.string());
+    fail("train", "{}: another process is training in this run folder; wait for it, or choose another.",
+         path_.string());
   }
   // Who it is, for people and for tools that want to stop it.
   const std::string number = fmt::format("{}\n", ::getpid());
@@ -61,19 +75,23 @@ RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comme
     fail("train", "{}: cannot be written: {}; choose another run folder.", lock.string(), std::strerror(errno));
   }
   try {
-    const fs::path file = path_ / "recipe.yaml";
-    if (fs::exists(file, status)) {
-      require_same(read_recipe(file), recipe, path_);
-    }
-    WholeFile out(file, true);
+    require_fits(recipe);
+    WholeFile out(path_ / "recipe.yaml", true);
     out.write(recipe_yaml(recipe, comments));
     out.commit();
     // Nobody else is here, so what is half-written was left by a run that was killed.
     for (const auto& entry : fs::directory_iterator(path_ / "checkpoints")) {
-      if (!step_of(entry.path().filename().string())) fs::remove_all(entry.path(), status);
+      if (!step_in(entry.path().filename().string())) fs::remove_all(entry.path(), status);
+    }
+    for (const auto& entry : fs::directory_iterator(path_ / "data", status)) {
+      if (entry.path().filename().string().find(".partial-") != std::string::npos) fs::remove(entry.path(), status);
     }
     for (const auto& entry : fs::directory_iterator(path_)) {
-      if (entry.path().filename().string().starts_with(".recipe.yaml.partial-")) fs::remove(entry.path(), status);
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(".recipe.yaml.partial-") || name.starts_with(".inputs.json.partial-") ||
+          name.starts_with(".machines.json.partial-")) {
+        fs::remove(entry.path(), status);
+      }
     }
   } catch (...) {
     ::close(lock_);
@@ -83,11 +101,15 @@ RunFolder::RunFolder(const Recipe& recipe, const std::vector<std::string>& comme
 
 RunFolder::~RunFolder() { ::close(lock_); }
 
+std::optional<std::int64_t> RunFolder::step_of(const fs::path& checkpoint) {
+  return step_in(checkpoint.filename().string());
+}
+
 std::vector<RunFolder::Saved> RunFolder::all_in(const fs::path& run) {
   std::vector<Saved> found;
   std::error_code absent;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints", absent)) {
-    if (const auto step = step_of(entry.path().filename().string())) found.push_back({*step, entry.path()});
+    if (const auto step = step_in(entry.path().filename().string())) found.push_back({*step, entry.path()});
   }
   std::sort(found.begin(), found.end(), [](const Saved& a, const Saved& b) { return a.step < b.step; });
   return found;
@@ -108,6 +130,7 @@ void RunFolder::save(std::int64_t step, std::int64_t keep, const std::function<v
     // Out of sight first: a kill while its files go one by one must not leave a part that looks like a checkpoint.
     const fs::path going = path_ / "checkpoints" / fmt::format(".{}.removed", step_name(found[i].step));
     fs::rename(found[i].folder, going, ignored);
+    at_moment("remove");
     fs::remove_all(ignored ? found[i].folder : going, ignored);
   }
 }

@@ -17,6 +17,8 @@ class RunFolder {
   // Makes it, or takes up a run that was begun. Fails when another process trains there, when it cannot be written, and
   // when it belongs to another recipe, naming the keys that differ. `comments` open its recipe.yaml.
   RunFolder(const Recipe& recipe, const std::vector<std::string>& comments);
+  // Fails where the folder holds a run of another recipe; changes nothing.
+  static void require_fits(const Recipe& recipe);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -31,6 +33,8 @@ class RunFolder {
   std::optional<Saved> latest() const { return latest_in(path_); }
   // The same of a folder that another process may be training in.
   static std::optional<Saved> latest_in(const std::filesystem::path& run);
+  // N of a folder called step-N.
+  static std::optional<std::int64_t> step_of(const std::filesystem::path& checkpoint);
   // `write` fills the folder; then all but the newest `keep` are removed.
   void save(std::int64_t step, std::int64_t keep, const std::function<void(const std::filesystem::path&)>& write) const;
 

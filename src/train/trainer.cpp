@@ -3,14 +3,17 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdio>
+#include <ATen/Parallel.h>
 
 #include "adapters/peft.h"
 #include "checkpoint/writer.h"
+#include "core/clock.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/machine.h"
+#include "core/moment.h"
 #include "core/progress.h"
 #include "core/signals.h"
 #include "core/trace.h"
@@ -23,7 +26,10 @@
 #include "model/loss.h"
 #include "train/adamw.h"
 #include "train/base.h"
-#include "train/events.h"
+#include "train/disk.h"
+#include "train/inputs.h"
+#include "train/record.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/schedule.h"
 
@@ -33,29 +39,31 @@ namespace {
 
 namespace fs = std::filesystem;
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 double peak_megabytes() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;
 }
 
-// Whatever a step draws depends on the recipe's seed and its place in the run, on nothing else.
-std::uint64_t seed_of(std::uint64_t seed, std::int64_t step, std::int64_t sequence) {
-  std::uint64_t x = seed * 0x9E3779B97F4A7C15U + static_cast<std::uint64_t>(step) * 0xBF58476D1CE4E5B9U +
-                    static_cast<std::uint64_t>(sequence) * 0x94D049BB133111EBU;
-  x = (x ^ (x >> 31)) * 0xD6E8FEB86659FD93U;
-  return x ^ (x >> 32);
-}
+// Random draws depend on the recipe's seed, the step, and the sequence's place in the batch, on nothing else.
+// Checkpoints say so, because before this they depended on the micro-batch.
+constexpr const char* draws_by_sequence = "sequence";
 
 // The recipe with what its base model is by now; a recipe that says what it should be is held to it. One rank reads it
-// all for that.
-Recipe with_hash(Recipe recipe, World& world) {
+// all for that. model: where it is.
+Recipe with_hash(Recipe recipe, const std::string& model, World& world) {
   if (recipe.init) return recipe;
-  const std::string hash = world.announce(world.leads() ? Checkpoint::open(recipe.model).hash() : "");
+  const std::string hash = world.announce(world.leads() ? Checkpoint::open(model).hash() : "");
   if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
-    fail("train", "{}: its weights are {}, but the recipe's model_hash is {}; take the right model, or leave it out.",
+    std::error_code status;
+    if (fs::exists(fs::path(recipe.run) / "recipe.yaml", status)) {
+      fail("train",
+           "{}: the weights changed since {} was trained: they hash to {}, it was trained on {}; restore the model, or "
+           "train it in another run folder.",
+           recipe.model, recipe.run, hash, recipe.model_hash);
+    }
+    fail("train",
+         "{}: the weights hash to {}, but the recipe's model_hash is {}; use the right model, or remove model_hash.",
          recipe.model, hash, recipe.model_hash);
   }
   recipe.model_hash = hash;
@@ -66,9 +74,9 @@ Batches open_data(const Recipe& recipe, const BaseModel& base) {
   const std::optional<Vocabulary> vocabulary = known_vocabulary(base.tokenizer);
   std::vector<DataFile> files;
   files.reserve(recipe.data.size());
-  for (const DataSource& source : recipe.data) {
-    files.push_back({open_tokens(source.path, vocabulary, base.config),
-                     recipe.data.size() > 1 ? std::optional(source.weight) : std::nullopt});
+  for (std::size_t i = 0; i < recipe.data.size(); ++i) {
+    files.push_back({open_tokens(token_path(recipe, i), vocabulary, base.config),
+                     recipe.data.size() > 1 ? std::optional(recipe.data[i].weight) : std::nullopt});
   }
   BatchSettings settings;
   settings.context = recipe.context;
@@ -86,11 +94,12 @@ at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
 
 // Who of the ranks computes what.
 struct Layout {
-  int teams = 1, team = 0;
+  BatchShare share;
+  int team = 0;
   Group gradients, base, sequence;
 
   Layout(World& world, const Recipe& recipe)
-      : teams(static_cast<int>(teams_of(recipe, world.size()))),
+      : share(share_batch(recipe, world.size())),
         team(world.rank() / static_cast<int>(recipe.sequence_parallel)),
         gradients(world.group("gradients")) {
     if (recipe.shard == "base") base = world.group("base");
@@ -110,7 +119,7 @@ void require_same_run(World& world, const Recipe& recipe, const BaseModel& base,
   if (recipe.sequence_parallel > 1 && base.dtype != at::kFloat) {
     // Two ways to compute attention, and what it exchanges for its gradient differs.
     world.require_same("a way to compute in bf16", cpu_has_fast_bf16() ? "the processor's own" : "through f32",
-                       "set dtype=f32, or take machines of one kind");
+                       "set dtype=f32, or use machines of one kind");
   }
   std::uint64_t weights = 0;
   for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
@@ -132,94 +141,43 @@ void require_same_run(World& world, const Recipe& recipe, const BaseModel& base,
                      "copy the same token files to every machine");
 }
 
-// The name of the first tensor that is not all numbers: what trains, the base, then gradients.
-std::string first_bad(const std::vector<Parameter>& parameters, const BaseModel& base) {
-  const auto bad = [](const at::Tensor& t) { return t.defined() && !at::isfinite(t).all().item<bool>(); };
-  for (const Parameter& p : parameters) {
-    if (bad(p.value)) return p.name;
+bool has_nan_or_inf(const at::Tensor& t) { return t.defined() && !at::isfinite(t).all().item<bool>(); }
+
+// The base model's first tensor with NaN or Inf; empty: none. Weights that are sharded are read from their files.
+std::string bad_base_weight(const BaseModel& base) {
+  const bool here = !base.weights.layers.empty();
+  if (!here && base.path.empty()) return "";
+  for (const auto& [name, tensor] :
+       named_weights(base.config, here ? base.weights : map_weights(Checkpoint::open(base.path)))) {
+    if (has_nan_or_inf(tensor)) return name;
   }
-  for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
-    if (bad(tensor)) return name;
+  return "";
+}
+
+// The first of what trains that has NaN or Inf, or its gradient.
+std::string first_bad(const std::vector<Parameter>& parameters) {
+  for (const Parameter& p : parameters) {
+    if (has_nan_or_inf(p.value)) return p.name;
   }
   for (const Parameter& p : parameters) {
-    if (bad(p.value.grad())) return "the gradient of " + p.name;
+    if (has_nan_or_inf(p.value.grad())) return "the gradient of " + p.name;
   }
   return "the loss";
 }
 
-// metrics.jsonl: a line a step. What a run that was cut off wrote after its last checkpoint is taken away first.
-class Metrics {
- public:
-  Metrics(const fs::path& path, std::int64_t keep_bytes) : path_(path) {
-    std::error_code status;
-    const auto size = fs::exists(path, status) ? static_cast<std::int64_t>(fs::file_size(path, status)) : 0;
-    if (size < keep_bytes) warn("{}: lines of earlier steps are gone; it goes on without them", path.string());
-    bytes_ = std::min(size, keep_bytes);
-    if (size > bytes_) fs::resize_file(path, static_cast<std::uintmax_t>(bytes_), status);
-    file_ = std::fopen(path.c_str(), "ab");
-    if (status || file_ == nullptr) fail("train", "{}: cannot be written; check the run folder.", path.string());
-  }
-  ~Metrics() { std::fclose(file_); }
-  Metrics(const Metrics&) = delete;
-  Metrics& operator=(const Metrics&) = delete;
-
-  void line(const Json& json) {
-    const std::string text = to_text(json) + "\n";
-    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() || std::fflush(file_) != 0) {
-      fail("train", "{}: cannot be written; is the disk full?", path_.string());
-    }
-    bytes_ += static_cast<std::int64_t>(text.size());
-  }
-  // A checkpoint that survives a loss of power must not count on lines that did not.
-  std::int64_t bytes_on_disk() const {
-    if (::fsync(::fileno(file_)) != 0) fail("train", "{}: cannot be written; is the disk full?", path_.string());
-    return bytes_;
-  }
-
- private:
-  fs::path path_;
-  std::FILE* file_ = nullptr;
-  std::int64_t bytes_ = 0;
-};
-
-// What a run says of itself.
-struct Log {
-  Metrics metrics;
-  EventFile events;
-  Log(const RunFolder& run, const Recipe& recipe, std::int64_t metrics_bytes, std::int64_t events_bytes)
-      : metrics(run.path() / "metrics.jsonl", metrics_bytes),
-        events(run.path() / fmt::format("events.out.tfevents.{}.tapetune", recipe.seed), events_bytes) {}
-  void sizes(std::int64_t& metrics_bytes, std::int64_t& events_bytes) const {
-    metrics_bytes = metrics.bytes_on_disk();
-    events_bytes = events.bytes();
-  }
-};
-
-// Says when a loss stands out from those before it.
-class SpikeWatch {
- public:
-  void see(std::int64_t step, double loss) {
-    if (count_ >= 20 && loss > mean_ + 6 * std::sqrt(variance_) + 0.1) {
-      warn("step {}: the loss of {:.3f} stands out from the {:.3f} before it", step, loss, mean_);
-    }
-    const double weight = count_ < 20 ? 1.0 / static_cast<double>(count_ + 1) : 0.05, away = loss - mean_;
-    mean_ += weight * away;
-    variance_ = (1 - weight) * (variance_ + weight * away * away);
-    ++count_;
-  }
-
- private:
-  double mean_ = 0, variance_ = 0;
-  std::int64_t count_ = 0;
-};
+std::string host_name() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
 
 class Trainer {
  public:
   Trainer(const Recipe& recipe, const std::string& version, World& world)
       : world_(world),
-        recipe_(with_hash(recipe, world)),
-        base_(open_base(recipe, recipe.shard == "base" ? at::kCPU : world.device())),
-        batches_(open_data(recipe, base_)),
+        found_(with_found_paths(recipe, recipe.run, world.leads())),
+        recipe_(with_hash(recipe, found_.model, world)),
+        base_(open_base(found_, recipe.shard == "base" ? at::kCPU : world.device())),
+        batches_((prepare_text(recipe_, found_, base_.tokenizer, world), open_data(found_, base_))),
         adapted_(start()),
         layout_((require_same_run(world, recipe_, base_, batches_, version), Layout(world, recipe_))),
         optimizer_(
@@ -227,9 +185,27 @@ class Trainer {
             {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps, recipe.optimizer.weight_decay},
             layout_.base),
         exchange_(adapted_.parameters, layout_.gradients) {
-    if (world.leads()) run_.emplace(recipe_, std::vector{fmt::format("tapetune {}", version)});
-    for (const std::string& note : adapted_.notes) warn("{}", note);
-    if (adapted_.parameters.empty()) fail("train", "method {} trains nothing; choose another.", recipe.method.method);
+    if (adapted_.parameters.empty()) {
+      fail("train", "method {} has no trainable parameters; choose another.", recipe.method.method);
+    }
+    if (world.leads()) {
+      run_.emplace(recipe_, std::vector{fmt::format("tapetune {}", version)});
+      write_inputs(run_->path(), recipe_);
+      log_.emplace(run_->path() / "train.log");
+      say(fmt::format("tapetune {} on {} ({}): {}, {}, {}", version, host_name(), machine_name(),
+                      counted(at::get_num_threads(), "thread"), counted(world.size(), "rank"), world.device().str()));
+      warn_of_small_disk(run_disk(adapted_, recipe_), recipe_);
+      if (!run_->latest()) {
+        for (const std::string& each : adapted_.notes) note("{}", each);
+        warn_beyond_scaling(base_.config, adapted_.model.config(), recipe.context);
+      }
+    }
+    const BatchShare& share = layout_.share;
+    if (share.micro_batch < recipe.micro_batch) {
+      note("micro_batch {} is lowered to {}: a batch of {} gives each {} {} sequence{}", recipe.micro_batch,
+           share.micro_batch, recipe.batch, recipe.sequence_parallel > 1 ? "group of ranks" : "rank", share.sequences,
+           share.sequences == 1 ? "" : "s");
+    }
     schedule_.kind = recipe.schedule.kind == "cosine"   ? ScheduleKind::cosine
                      : recipe.schedule.kind == "linear" ? ScheduleKind::linear
                                                         : ScheduleKind::constant;
@@ -249,7 +225,19 @@ class Trainer {
     adapted_.model.share(std::move(weights), std::move(parallel));
   }
 
-  TrainResult run() {
+  TrainResult run(const DescribeError& describe) {
+    try {
+      return run_steps();
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      say(fmt::format("error: {}", describe(std::current_exception())));
+      throw;
+    }
+  }
+
+ private:
+  TrainResult run_steps() {
     // A rank that left in the middle of a step would leave the others waiting.
     std::optional<HoldInterrupts> together;
     if (world_.size() > 1) together.emplace();
@@ -257,15 +245,35 @@ class Trainer {
     spread();
     TrainResult result;
     result.first_step = step_;
-    std::optional<Log> log;
-    if (world_.leads()) log.emplace(*run_, recipe_, metrics_bytes_, events_bytes_);
+    std::optional<Record> log;
+    if (world_.leads()) log.emplace(recipe_, metrics_bytes_, events_bytes_);
     const std::int64_t tokens = recipe_.batch * recipe_.context;
-    Progress progress("train", static_cast<std::uint64_t>((recipe_.steps - step_) * tokens), "tokens");
+    const bool done = step_ >= recipe_.steps;
+    if (step_ > 0 && world_.leads()) {
+      note("{}", done ? fmt::format("{} done already", counted(step_, "step"))
+                      : fmt::format("resuming at step {} of {}", step_, recipe_.steps));
+    }
+    if (!done && world_.leads()) record_machine(recipe_.run, step_, world_.size());
+    if (!done) say(fmt::format("{} of {} tokens to do", counted(recipe_.steps - step_, "step"), grouped(tokens)));
+    Progress progress("train", static_cast<std::uint64_t>(recipe_.steps * tokens), "tokens",
+                      static_cast<std::uint64_t>(step_ * tokens));
+    if (!done) progress.begin(fmt::format("step {}/{}", step_ + 1, recipe_.steps));
+    StopMessage stopping;
+    const auto stop_at = [&](std::int64_t step) {
+      if (world_.leads() && !quiet()) {
+        stopping.set(fmt::format("stopping, saving step {}; press Ctrl-C again to stop now", step));
+      }
+    };
+    // Alone, a step whose gradients are not complete is dropped. Several ranks agree to stop while they sum the loss,
+    // and then end the step.
+    const bool alone = world_.size() == 1;
+    stop_at(alone ? step_ : step_ + 1);
     std::int64_t saved = step_;
     const auto save_now = [&] {
       if (log) log->sizes(metrics_bytes_, events_bytes_);
       save();
       saved = step_;
+      say(fmt::format("saved step {}, loss {:.4f}", step_, loss_));
     };
     const auto evaluate_if_due = [&] {
       const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
@@ -275,24 +283,29 @@ class Trainer {
         log->metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
         log->events.scalar("eval_loss", step_, held_out);
       }
+      say(fmt::format("step {}: held-out loss {:.4f}", step_, held_out));
       evaluated_ = step_;
     };
-    result.first_step_at = now();
+    result.first_step_at = monotonic_seconds();
     try {
       evaluate_if_due();  // which was cut off
       while (step_ < recipe_.steps) {
-        const double begin = now();
+        const double begin = monotonic_seconds();
         const std::uint64_t sent = bytes_sent();
         const double rate = schedule_.rate(step_);
         world_.begin_step(step_ + 1);
-        loss_ = gradients();
+        const double loss = gradients();
+        stop_at(std::min(alone ? step_ + 1 : step_ + 2, recipe_.steps));
+        if (alone && !stopping.was_printed()) check_interrupted();
+        loss_ = loss;
         const double norm = guarded_norm();
         {
           const trace::Span span("optimiser");
           optimizer_.step(rate);
         }
         ++step_;
-        const double seconds = now() - begin;
+        at_moment("step");
+        const double seconds = monotonic_seconds() - begin;
         spikes_.see(step_, loss_);
         if (log && (step_ % recipe_.log_every == 0 || step_ == recipe_.steps)) {
           Json line{{"step", step_},
@@ -314,39 +327,53 @@ class Trainer {
         }
         evaluate_if_due();
         if (log) log->events.flush();
-        progress.advance(static_cast<std::uint64_t>(tokens), fmt::format("step {} loss {:.4f}", step_, loss_));
-        if (world_.size() == 1) check_interrupted();
+        progress.advance(static_cast<std::uint64_t>(tokens),
+                         fmt::format("step {}/{}  loss {:.4f}", step_, recipe_.steps, loss_));
+        if (alone) check_interrupted();
         if (stop_) throw Interrupted("");
         if (recipe_.save_every > 0 && step_ % recipe_.save_every == 0 && step_ < recipe_.steps) {
           try {
             save_now();
           } catch (const Error& error) {
             // A full disk may have room again later; what is on it stays whole.
-            warn("step {}: {} The run goes on; its last checkpoint is of step {}.", step_, error.what(), saved);
+            warn("step {}: {} Training continues; the last checkpoint is of step {}.", step_, error.what(), saved);
           }
         }
       }
     } catch (const Interrupted&) {
       // A step that was not finished changed no parameter.
       if (step_ > saved || step_ == 0) save_now();
-      throw Interrupted(fmt::format("interrupted; saved at step {} of {}, the same command goes on from there", step_,
-                                    recipe_.steps));
+      const std::string text =
+          fmt::format("interrupted; saved at step {} of {}; rerun the same command to resume", step_, recipe_.steps);
+      say(text);
+      throw Interrupted(text);
     }
+    result.seconds = monotonic_seconds() - result.first_step_at;
+    if (!done) result.tokens_per_s = static_cast<double>((step_ - result.first_step) * tokens) / result.seconds;
     save_now();
     const fs::path adapter = fs::path(recipe_.run) / "adapter";
     if (world_.leads()) save_adapter(adapted_, adapter, base_.path, /*replace=*/true);
     world_.announce("saved");  // a run that could not be saved is none that ended well, on no rank
     result.steps = step_;
     result.loss = loss_;
+    result.peak_mb = peak_megabytes();
     result.adapter = adapter.string();
+    if (!done)
+      say(fmt::format("finished: {}, last loss {:.4f}, {:.0f} tokens/s, {}, peak memory {:.0f} MB",
+                      counted(result.steps, "step"), result.loss, result.tokens_per_s, time_text(result.seconds),
+                      result.peak_mb));
     return result;
   }
 
- private:
+  // For train.log.
+  void say(const std::string& text) {
+    if (log_) log_->line(text);
+  }
+
   AdaptedModel start() const {
     AdaptedModel adapted =
         adapt(base_.config, base_.weights, recipe_.method, base_.dtype, recipe_.seed, world_.device());
-    if (!recipe_.init_from.empty()) restore_parameters(adapted, base_.weights, recipe_.init_from);
+    if (!found_.init_from.empty()) restore_parameters(adapted, base_.weights, found_.init_from);
     return adapted;
   }
 
@@ -355,27 +382,28 @@ class Trainer {
     for (const Parameter& p : adapted_.parameters) p.value.mutable_grad().reset();
     const auto tokens = static_cast<double>(recipe_.batch * recipe_.context);
     const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * layout_.sequence.rank();
-    const std::int64_t stride = recipe_.micro_batch * layout_.teams;
+    const BatchShare& share = layout_.share;
+    const std::int64_t end = share.sequences * (layout_.team + 1);
     double sum = 0;
-    for (std::int64_t begin = recipe_.micro_batch * layout_.team; begin < recipe_.batch; begin += stride) {
+    for (std::int64_t begin = share.sequences * layout_.team; begin < end; begin += share.micro_batch) {
       check_interrupted();
       std::vector<TokenIds> rows;
-      rows.reserve(static_cast<std::size_t>(recipe_.micro_batch));
-      for (std::int64_t r = 0; r < recipe_.micro_batch; ++r) {
-        rows.push_back(batches_.window(step_ * recipe_.batch + begin + r));
+      for (std::int64_t r = begin; r < std::min(begin + share.micro_batch, end); ++r) {
+        rows.push_back(batches_.window(step_ * recipe_.batch + r));
       }
       const at::Tensor all = as_tensor(rows);
       ForwardInput in;
       in.tokens = all.narrow(1, first, own);
-      in.training = Training{recipe_.checkpointing, seed_of(recipe_.seed, step_, begin)};
+      in.training = Training{recipe_.checkpointing, draw(recipe_.seed, static_cast<std::uint64_t>(step_))};
+      in.training->first_sequence = begin;
       at::Tensor loss;
       {
         const trace::Span span("forward");
-        const at::Tensor hidden = adapted_.model.forward(in).last.flatten(0, 1);  // [R N, hidden]
-        loss = loss_sum(adapted_.model, hidden, all.narrow(1, first + 1, own).flatten(), in.training) / tokens;
+        const at::Tensor hidden = adapted_.model.forward(in).last;  // [R, N, hidden]
+        loss = loss_sum(adapted_.model, hidden, all.narrow(1, first + 1, own), in.training) / tokens;
       }
       const trace::Span span("backward");
-      if (begin + stride >= recipe_.batch) exchange_.exchange_in_backward(loss);
+      if (begin + share.micro_batch >= end) exchange_.exchange_in_backward(loss);
       loss.backward();
       sum += loss.item<double>();
     }
@@ -399,9 +427,13 @@ class Trainer {
   double guarded_norm() {
     const double norm = optimizer_.clip(recipe_.optimizer.clip);
     if (std::isfinite(loss_) && std::isfinite(norm)) return norm;
+    if (const std::string name = bad_base_weight(base_); !name.empty()) {
+      fail("train", "step {}: the base model's weight {} has NaN or Inf; {} is damaged, download or copy it again.",
+           step_ + 1, name, base_.path);
+    }
     const auto last = run_ ? run_->latest() : std::nullopt;
-    fail("train", "step {}: {} is not a number any more; the last good checkpoint is {}. Try a smaller optimizer.lr.",
-         step_ + 1, first_bad(adapted_.parameters, base_), last ? last->folder.string() : "none yet");
+    fail("train", "step {}: {} is NaN or Inf; the last good checkpoint is {}. Try a smaller optimizer.lr.", step_ + 1,
+         first_bad(adapted_.parameters), last ? last->folder.string() : "none yet");
   }
 
   double evaluate() {
@@ -412,7 +444,7 @@ class Trainer {
     const std::int64_t count = recipe_.eval_windows > 0 ? std::min(recipe_.eval_windows, all) : all;
     double sum = 0;
     // All ranks run the model equally often, because they gather its weights together.
-    for (std::int64_t round = 0; round < count; round += layout_.teams) {
+    for (std::int64_t round = 0; round < count; round += layout_.share.teams) {
       const std::int64_t i = round + layout_.team;
       const at::Tensor row = as_tensor({batches_.held_out_window(std::min(i, count - 1))});
       ForwardInput in;
@@ -429,17 +461,21 @@ class Trainer {
     if (!run_) return;
     run_->save(step_, recipe_.keep, [&](const fs::path& folder) {
       write_adapter_files(adapted_, folder, base_.path);
+      at_moment("saving");
       save_safetensors(folder / "optimizer.safetensors", optimizer, false);
+      at_moment("saving");
       OutputFile state(folder / "state.json");
       batches_.skip(step_ * recipe_.batch - batches_.position());
       const Json json{{"step", step_},
                       {"loss", loss_},
                       {"evaluated", evaluated_},
+                      {"draws", draws_by_sequence},
                       {"metrics_bytes", metrics_bytes_},
                       {"events_bytes", events_bytes_},
                       {"data", batches_.state()}};
       state.write(to_text(json, 2) + "\n");
       state.finish();
+      at_moment("saving");
     });
   }
 
@@ -462,13 +498,21 @@ class Trainer {
     step_ = json.at("step").get<std::int64_t>();
     loss_ = json.value("loss", 0.0);
     evaluated_ = json.value("evaluated", step_);
+    const bool draws = recipe_.method.dropout > 0 || recipe_.method.random_offset;
+    if (draws && json.value("draws", "") != draws_by_sequence) {
+      warn(
+          "{}: an earlier version of tapetune began this run; from step {} on, dropout and random offsets are drawn "
+          "for each sequence instead of each micro-batch.",
+          recipe_.run, step_ + 1);
+    }
     metrics_bytes_ = json.at("metrics_bytes").get<std::int64_t>();
     events_bytes_ = json.value("events_bytes", std::int64_t{0});
     batches_.restore(json.at("data"));
   }
 
   World& world_;
-  Recipe recipe_;
+  Recipe found_;   // with its paths as they are found
+  Recipe recipe_;  // as written, which is what the run folder keeps
   BaseModel base_;
   Batches batches_;
   AdaptedModel adapted_;
@@ -476,6 +520,7 @@ class Trainer {
   AdamW optimizer_;
   DataParallel exchange_;
   std::optional<RunFolder> run_;  // rank 0's
+  std::optional<LogFile> log_;    // train.log
   Schedule schedule_;
   SpikeWatch spikes_;
   std::int64_t step_ = 0;
@@ -487,8 +532,8 @@ class Trainer {
 
 }  // namespace
 
-TrainResult train(const Recipe& recipe, const std::string& version, World& world) {
-  return Trainer(recipe, version, world).run();
+TrainResult train(const Recipe& recipe, const std::string& version, World& world, const DescribeError& describe) {
+  return Trainer(recipe, version, world).run(describe);
 }
 
 }  // namespace tapetune

@@ -9,7 +9,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: nothing here may reach for a model hub
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# torch dies of bf16 on virtual machines that offer AMX without saying how large its tiles are. tapetune sees that by itself.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # CPU builds warn about a GPU that they cannot use
+# torch crashes in bf16 on virtual machines that report AMX without its tile sizes; tapetune detects that itself.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # The copies that transformers imports of a folder's own code: one place a worker, gone with it, and not the user's.
 _modules = tempfile.TemporaryDirectory(prefix="tapetune-modules-")
@@ -68,6 +69,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: runs a real model of 135 million parameters, or one process after another")
+    config.addinivalue_line("markers", "long: takes minutes by itself; only `tools/test --long` runs it")
 
 
 @pytest.fixture(scope="session")

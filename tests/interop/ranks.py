@@ -5,8 +5,12 @@ import os
 import socket
 import subprocess
 import time
+from pathlib import Path
 
-CLOCKS = ("tokens_per_s", "peak_mb", "ranks", "sent_bytes")
+# CPU builds warn about a GPU that they cannot use, unless none is visible.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+CLOCKS = ("time", "tokens_per_s", "peak_mb", "ranks", "sent_bytes")
 PATIENCE = 120  # seconds until something that does not end counts as stuck
 
 
@@ -37,10 +41,18 @@ def wait_until(reached, what):
         time.sleep(0.01)
 
 
-class Ranks:
-    """`words` is the command of every rank; what is given for a single one stands instead of it."""
+def stopped(pid):
+    """Whether SIGSTOP has stopped a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    def __init__(self, binary, words, size, port=None, address="127.0.0.1", missing=(), instead=None, prefix=None):
+
+class Ranks:
+    """`words` is the command of every rank; `instead`, `prefix` and `stop_at` are per rank. A rank with a `stop_at`
+    (core/moment.h) stops itself there, so that what a test does to it hits that moment on any machine."""
+
+    def __init__(
+        self, binary, words, size, port=None, address="127.0.0.1", missing=(), instead=None, prefix=None, stop_at=None
+    ):
         self.processes = {}
         for rank in range(size):
             if rank in missing:
@@ -53,6 +65,8 @@ class Ranks:
                 "MASTER_PORT": str(port or free_port()),
                 "OMP_NUM_THREADS": "1",
             }
+            if rank in (stop_at or {}):
+                environment["TAPETUNE_STOP_AT"] = stop_at[rank]
             port = port or int(environment["MASTER_PORT"])
             command = [*(prefix or {}).get(rank, []), str(binary), *map(str, (instead or {}).get(rank, words))]
             self.processes[rank] = subprocess.Popen(
@@ -74,6 +88,16 @@ class Ranks:
 
     def signal(self, rank, number):
         self.processes[rank].send_signal(number)
+
+    def wait_stopped(self, rank):
+        """Waits until a rank has stopped itself at its moment."""
+        process = self.processes[rank]
+
+        def reached():
+            assert process.poll() is None, f"rank {rank} ended before its moment: {process.communicate()[1]}"
+            return stopped(process.pid)
+
+        wait_until(reached, f"rank {rank} did not reach its moment")
 
     def end(self, but=()):
         """Waits for all but these; {rank: (exit code, what it said on stderr)}."""

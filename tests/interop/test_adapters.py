@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import subprocess
 import warnings
 from dataclasses import dataclass, field
 
@@ -10,7 +11,20 @@ import peer
 import pytest
 import tiny
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import (
+    IA3Config,
+    LNTuningConfig,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    OFTConfig,
+    PeftConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -211,6 +225,14 @@ SAVED += [
     # PEFT trains one matrix for both ends only when it is told to; else the head stays the frozen matrix.
     Saved("tied-kept", "tied", {"modules_to_save": ["embed_tokens", *NORMS], "ensure_weight_tying": True}),
     Saved("tied-parted", "tied", {"modules_to_save": ["embed_tokens"]}),
+    # Some of the layers, some of the modules.
+    Saved("layers", "llama", {"layers_to_transform": [1], "target_modules": EVERYTHING}),
+    Saved("layers-pattern", "qwen2", KINDS["dora"] | {"layers_to_transform": 0, "layers_pattern": "layers"}),
+    Saved("excluded", "llama", {"target_modules": EVERYTHING, "exclude_modules": ["up_proj", "layers.0.self_attn.q_proj"]}),
+    Saved("excluded-pattern", "mistral", {"exclude_modules": r".*\.0\.self_attn\.[qk]_proj"}),
+    Saved("excluded-head", "llama", {"target_modules": [*ATTENTION, "lm_head"], "exclude_modules": ["layers.1.self_attn.v_proj"]}),
+    Saved("layers-excluded", "tied", {"layers_to_transform": [0], "exclude_modules": ["k_proj"]}),
+    Saved("pattern", "bias", {"target_modules": r".*\.(0\.self_attn\.q_proj|1\.mlp\.down_proj)"}),
 ]
 
 
@@ -221,6 +243,106 @@ def test_peft_saves(case, base, tapetune, tmp_path):
     moved = (model(torch.tensor([ids])).logits[0] - peer.forward(load_base(folder), ids)).abs().max()
     assert moved > 0.3, "the adapter hardly changes the logits, so that they show nothing"
     assert_agree(tapetune, model, folder, adapter, ids)
+
+
+# --- what PEFT has and tapetune does not: refused by name, and the remedy works ---------------------------------------
+
+MERGE = "model.merge_and_unload().save_pretrained(DIR)"
+NEVER = "cannot be merged into the weights"
+
+
+@dataclass(frozen=True)
+class Refused:
+    id: str
+    config: object = field(hash=False)
+    name: str  # what the error must name
+    remedy: str = MERGE
+
+    @staticmethod
+    def lora(id, name=None, remedy=MERGE, **settings):
+        return Refused(id, LoraConfig(**({"r": 4, "target_modules": ATTENTION} | settings)), name or f"{id} = ", remedy)
+
+
+REFUSED = [
+    Refused.lora("rank_pattern", rank_pattern={"q_proj": 2}),
+    Refused.lora("alpha_pattern", alpha_pattern={"q_proj": 2}),
+    Refused.lora("bias", bias="lora_only"),
+    Refused.lora("lora_bias", remedy="only where the projections have a bias", lora_bias=True),
+    Refused.lora("layer_replication", remedy=NEVER, layer_replication=[(0, 2), (1, 2)]),
+    Refused.lora("trainable_token_indices", trainable_token_indices=[3, 5]),
+    Refused.lora("pissa", "init_lora_weights = ", init_lora_weights="pissa"),
+    Refused.lora("olora", "init_lora_weights = ", init_lora_weights="olora"),
+    Refused.lora("embeddings", "target_modules has the embeddings", target_modules=["q_proj", "embed_tokens"]),
+    Refused.lora("whole-projection", "modules_to_save has model.layers.0.mlp.up_proj.weight", modules_to_save=["up_proj"]),
+    Refused.lora("some-norms", "modules_to_save has 2 of the model's 5 norms", modules_to_save=["input_layernorm"]),
+    Refused("ia3", IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]), "peft_type IA3"),
+    Refused("vera", VeraConfig(r=4, target_modules=["q_proj", "o_proj"]), "peft_type VERA"),
+    Refused("loha", LoHaConfig(r=4, target_modules=ATTENTION), "peft_type LOHA"),
+    Refused("lokr", LoKrConfig(r=4, target_modules=ATTENTION), "peft_type LOKR"),
+    Refused("oft", OFTConfig(r=4, oft_block_size=0, target_modules=["q_proj"]), "peft_type OFT"),
+    Refused("ln-tuning", LNTuningConfig(target_modules=NORMS), "peft_type LN_TUNING"),
+    Refused("prompt-tuning", PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4), "peft_type PROMPT_TUNING", NEVER),
+    Refused("prefix-tuning", PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4), "peft_type PREFIX_TUNING", NEVER),
+]
+
+
+def refusal(tapetune, *words):
+    done = subprocess.run([tapetune.path, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout, done
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: [adapter]"), done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
+def test_refused(case, base, tapetune, tmp_path):
+    folder, adapter, merged, ids = base("llama"), tmp_path / "adapter", tmp_path / "merged", tiny.tokens(COUNT, 7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = get_peft_model(load_base(folder), copy.deepcopy(case.config))
+        source = torch.Generator().manual_seed(3)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=source))
+        model.save_pretrained(adapter)
+    out = tmp_path / "logits.safetensors"
+    said = refusal(tapetune, "logits", folder, "--adapter", adapter, "--tokens", "3,4", "--out", out)
+    assert case.name in said and case.remedy in said, said
+    assert not out.exists()
+    assert case.name in refusal(tapetune, "merge", adapter, "--model", folder, "--out", merged) and not merged.exists()
+    if case.remedy != MERGE:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = PeftModel.from_pretrained(load_base(folder), adapter).merge_and_unload()
+    whole.save_pretrained(merged)
+    ours = tapetune.logits(merged, ids, "--dtype", "f32")["logits"]
+    peer.assert_close(ours, peer.forward(whole, ids), TOLERANCE, "what PEFT merged")
+
+
+def test_unknown_settings(base, tapetune, tmp_path):
+    """Every setting that this PEFT writes is known; one that is not is named and ignored, as PEFT does."""
+    folder, adapter, out = base("llama"), tmp_path / "adapter", tmp_path / "logits.safetensors"
+    Saved("plain", "llama", {}).save(base, adapter)
+    words = [tapetune.path, "logits", folder, "--adapter", adapter, "--tokens", "3,4", "--force", "--out", out]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_future": 3, "future": None}))
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+    assert done.returncode == 0 and "use_future = 3 is unknown and ignored" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_base_model_name(base, tapetune, tmp_path):
+    """The base model is where adapter_config.json says: for merge, and for an adapter that is given as the model."""
+    folder, adapter, merged, ids = base("llama"), tmp_path / "adapter", tmp_path / "merged", tiny.tokens(COUNT, 7)
+    model = Saved("plain", "llama", {}).save(base, adapter)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(folder)
+    expected = model(torch.tensor([ids])).logits[0]
+    peer.assert_close(tapetune.logits(adapter, ids, "--dtype", "f32")["logits"], expected, TOLERANCE, "the adapter")
+    tapetune("merge", adapter, "--out", merged)
+    peer.assert_close(tapetune.logits(merged, ids, "--dtype", "f32")["logits"], expected, TOLERANCE, "merged")
 
 
 # The layout on disk does not depend on the architecture: one of each is enough where only that is compared.

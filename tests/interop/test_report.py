@@ -29,14 +29,19 @@ CHARTS = """[...document.querySelectorAll('svg.chart')].filter(s => s.getBoundin
 
 @pytest.fixture(scope="module")
 def report(tapetune, tmp_path_factory):
-    """A comparison of two recipes on a tiny model."""
+    """A comparison of three recipes on a tiny model."""
     if browser.find() is None:
         pytest.skip("chromium is not installed: run tools/setup --full")
     scratch = tmp_path_factory.mktemp("compare")
     model = tiny.Case("llama", "gqa", False, "nobias", "default", 1).save(scratch / "model")
     numpy.array(tiny.tokens(4000, 7), dtype=numpy.uint16).tofile(scratch / "data.bin")
     recipes = []
-    for name, adapter in (("lora", "{method: lora, rank: 2}"), ("tape", "{method: tape}")):
+    methods = {  # with positions that differ, so that the page has all its parts
+        "lora": "{method: lora, rank: 2}",
+        "theta-scaling": "{method: theta-scaling, rank: 2}",
+        "tape": "{method: tape}\npositions: {scaling: yarn, factor: 2}",
+    }
+    for name, adapter in methods.items():
         recipes.append(scratch / f"{name}.yaml")
         recipes[-1].write_text(
             f"model: {model}\ndata: {scratch / 'data.bin'}\nrun: {scratch / 'runs' / name}\n"
@@ -59,7 +64,7 @@ def test_every_chart_is_there_and_readable(report, tab, width, dark):
     tab.open(report / "report.html", width, dark)
     charts = tab.evaluate(CHARTS)
     names = [chart["name"] for chart in charts]
-    words = "Perplexity against context", "Training loss", "Dot products of position", "Change of", "Attention distance"
+    words = "Perplexity against context", "Training loss", "Dot products of position", "Change in dot products", "Attention distance"
     for word in words:
         assert any(word in name for name in names), f"no chart {word} among {names}"
     for chart in charts:
@@ -71,6 +76,14 @@ def test_every_chart_is_there_and_readable(report, tab, width, dark):
     paper, ink = tab.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
     lightness = [sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (paper, ink)]
     assert (lightness[0] < lightness[1]) == dark and abs(lightness[0] - lightness[1]) > 150
+    # The caution about positions is above the fold of the results, and its command wraps instead of hiding its end.
+    caution, command, table = tab.evaluate(
+        "['.caution', '.caution pre', 'table'].map(s => document.querySelector(s)).map(e => ({top: "
+        "e.getBoundingClientRect().top, right: e.getBoundingClientRect().right, hidden: e.scrollWidth - e.clientWidth}))"
+    )
+    hidden = tab.evaluate("[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)")
+    assert max(hidden) <= 0, f"tables are wider than the page: {hidden}"
+    assert caution["top"] < table["top"] and command["right"] <= width and command["hidden"] <= 0
     assert not tab.errors
     if folder := os.environ.get("TAPETUNE_SHOTS"):  # to look at
         tab.screenshot(report.joinpath(folder, f"report-{width}-{'dark' if dark else 'light'}.png"))

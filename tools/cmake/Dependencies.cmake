@@ -58,15 +58,18 @@ add_library(tapetune_unpackers INTERFACE)
 target_include_directories(tapetune_unpackers SYSTEM INTERFACE ${ZSTD_INCLUDE_DIR})
 target_link_libraries(tapetune_unpackers INTERFACE ZLIB::ZLIB ${ZSTD_LIBRARY})
 
-# The heap of our programs; sanitizers bring their own. Libraries leave that choice to whoever links them.
-add_library(tapetune_heap INTERFACE)
+# What our programs set before main(): OpenMP's waiting and the heap. Sanitizers bring their own heap, and a library leaves
+# both to whoever links it.
+add_library(tapetune_program INTERFACE)
 find_library(JEMALLOC_LIBRARY jemalloc)
-if(TAPETUNE_SANITIZE OR TAPETUNE_TSAN OR TAPETUNE_FUZZ)
-elseif(JEMALLOC_LIBRARY)
-  target_sources(tapetune_heap INTERFACE ${CMAKE_SOURCE_DIR}/src/core/heap.cpp)
-  target_link_libraries(tapetune_heap INTERFACE ${JEMALLOC_LIBRARY})
-else()
-  message(STATUS "jemalloc is not installed (libjemalloc-dev): training will take up to half as much memory again")
+if(NOT (TAPETUNE_SANITIZE OR TAPETUNE_TSAN OR TAPETUNE_FUZZ))
+  target_sources(tapetune_program INTERFACE ${CMAKE_SOURCE_DIR}/src/core/openmp_start.cpp)
+  if(JEMALLOC_LIBRARY)
+    target_sources(tapetune_program INTERFACE ${CMAKE_SOURCE_DIR}/src/core/heap.cpp)
+    target_link_libraries(tapetune_program INTERFACE ${JEMALLOC_LIBRARY})
+  else()
+    message(STATUS "jemalloc is not installed (libjemalloc-dev): training will need up to 1.5 times the memory")
+  endif()
 endif()
 
 if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)

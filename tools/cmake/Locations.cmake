@@ -1,4 +1,5 @@
-# TAPETUNE_TORCH: the folder with LibTorch's lib and include, from the command line, the environment or tools/setup.
+# TAPETUNE_TORCH: the folder with LibTorch's lib and include, from the command line, the environment, or tools/setup
+# (which keeps a folder that the environment once named in build/torch).
 if(NOT DEFINED TAPETUNE_TORCH AND NOT "$ENV{TAPETUNE_TORCH}" STREQUAL "")
   set(TAPETUNE_TORCH $ENV{TAPETUNE_TORCH})
 endif()

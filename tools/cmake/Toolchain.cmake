@@ -1,9 +1,20 @@
 # Compiler, linker and cache settings shared by all targets: link tapetune_options privately.
 add_library(tapetune_options INTERFACE)
 target_compile_options(tapetune_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Werror;-Wno-error=deprecated-declarations>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic>)
+if(TAPETUNE_WERROR) # not for users, whose compilers know warnings that ours does not
+  target_compile_options(tapetune_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Werror;-Wno-error=deprecated-declarations>)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(tapetune_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>) # gcc 12 sees overlaps in std::string that are none
+endif()
+# For targets that take longer to optimise than they run. They share a precompiled header with code at -O3, which gcc 13
+# and newer refuse unless these two flags, which -O2 sets, agree.
+set(light_optimisation -O1)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13
+    AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
+  list(APPEND light_optimisation -munroll-only-small-loops -mvzeroupper)
 endif()
 if(TAPETUNE_SANITIZE)
   target_compile_options(tapetune_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer)

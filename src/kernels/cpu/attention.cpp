@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "kernels/cpu/attention_loops.h"
 #include "kernels/cpu/loops.h"
+#include "kernels/grain.h"
 
 namespace tapetune::kernels {
 
@@ -106,7 +107,7 @@ at::Tensor sum_groups(const at::Tensor& x, const Shape& s) {
   const auto* from = x.const_data_ptr<float>();
   auto* to = out.mutable_data_ptr<float>();
   const std::int64_t group = s.group(), width = s.width;
-  at::parallel_for(0, s.batch * s.keys * s.key_heads, std::max<std::int64_t>(1, 16384 / (group * width)),
+  at::parallel_for(0, s.batch * s.keys * s.key_heads, grain_of(group * width),
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t r = begin; r < end; ++r) {
                        const float* in = from + r * group * width;
@@ -212,7 +213,7 @@ at::Tensor attention_delta(const at::Tensor& result, const at::Tensor& d_result)
   at::Tensor out = at::empty({x.size(0), x.size(1), x.size(2)}, x.options());
   const auto *from = x.const_data_ptr<float>(), *other = y.const_data_ptr<float>();
   auto* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, out.numel(), std::max<std::int64_t>(1, 16384 / width), [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, out.numel(), grain_of(width), [&](std::int64_t begin, std::int64_t end) {
     loops::row_dots(from + begin * width, other + begin * width, to + begin, end - begin, width);
   });
   return out;

@@ -18,7 +18,7 @@ class TapeConfig(LlamaConfig):
 
     def __init__(self, tape=None, attention_output_bias=None, **kwargs):
         for key in ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"):
-            kwargs.pop(key, None)  # attention is full, and caches must not be cut to a window
+            kwargs.pop(key, None)  # attention is full: caches must not be limited to a window
         super().__init__(**kwargs)
         self.tape = {"mix": "full", "width": 4} | (tape or {})
         if self.tape["mix"] not in MIXES:

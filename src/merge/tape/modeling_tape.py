@@ -19,14 +19,14 @@ from .configuration_tape import TapeConfig
 
 
 def rope_settings(config):
-    """The kind of rotary frequencies and their base, wherever this transformers keeps them."""
-    rope = getattr(config, "rope_parameters", None) or config.rope_scaling or {}  # of 5, else of 4
+    """The RoPE type and rope_theta, wherever this version of transformers keeps them."""
+    rope = getattr(config, "rope_parameters", None) or config.rope_scaling or {}  # transformers 5, else 4
     theta = rope.get("rope_theta") or config.rope_theta
     return rope.get("rope_type") or rope.get("type") or "default", theta
 
 
 def rotary_frequencies(config, length):
-    """Angles per token [D/2], and the factor on cosines and sines, for a text of this length."""
+    """Inverse frequencies [D/2] and the attention factor on cosines and sines, for a sequence of this length."""
     kind, theta = rope_settings(config)
     if kind != "default":
         return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
@@ -44,14 +44,14 @@ def start_positions(config, position_ids, lengths, dtype):
 
 
 def rotate(x, e):
-    """Turns heads [B, H, N, D] by the state of their channels [B, K, N, D]."""
+    """Rotates heads [B, H, N, D] by the position state of their channels [B, K, N, D]."""
     cos, sin = e.repeat_interleave(x.shape[1] // e.shape[1], 1).chunk(2, -1)
     first, second = x.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 def visible_keys(attention_mask, new, past, device):
-    """Which keys the new tokens see: bool [B|1, 1, N, M], or None where plain causal attention is meant."""
+    """Which keys the new tokens see: bool [B|1, 1, N, M], or None for plain causal attention."""
     if attention_mask is not None and attention_mask.dim() == 4:
         return attention_mask
     if attention_mask is not None and attention_mask.all():
@@ -62,13 +62,13 @@ def visible_keys(attention_mask, new, past, device):
     queries = keys[past:, None]
     seen = (keys <= queries)[None, None]
     if attention_mask is not None:
-        # Padding sees itself: a row that sees nothing has no softmax.
+        # Padding attends to itself: the softmax of an empty row is NaN.
         seen = seen & (attention_mask.bool()[:, None, None, :] | (keys == queries))
     return seen
 
 
 class TapeAttention(nn.Module):
-    """Llama's attention, turned by the position state, whose weights also gather that state."""
+    """Llama's attention, rotated by the position state; its weights also aggregate that state."""
 
     def __init__(self, config, layer):
         super().__init__()
@@ -92,7 +92,7 @@ class TapeAttention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
         causal = seen is None and q.shape[2] > 1
-        # A part at a time: fused kernels want values as wide as keys.
+        # One part at a time: fused kernels need values as wide as keys.
         gathered = [
             scaled_dot_product_attention(q, k, part, seen, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
             for part in v.split(self.head_dim, -1)
@@ -113,8 +113,8 @@ class TapePositions(nn.Module):
     def forward(self, e, y):
         up, down = self.up_proj.weight.to(e.dtype), self.down_proj.weight.to(e.dtype)
         gate = silu(self.x_proj(y).to(e.dtype))  # [B, N, I]
-        # A token's change of channels is linear in its gates: one product gives those of all tokens, and nothing as
-        # wide as [I, D] a token ever exists.
+        # A token's update is linear in its gates: one product gives those of all tokens, without a tensor of [I, D]
+        # per token.
         outer = down.t()[:, :, None] * up[:, None, :]  # [I, K, K]
         change = (gate @ outer.flatten(1)).unflatten(-1, outer.shape[1:])  # [B, N, K, K]
         return e + torch.einsum("bnij,bjnd->bind", change, e)
@@ -132,7 +132,7 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         self.post_attention_linear = nn.Linear(config.num_attention_heads, config.num_key_value_heads, bias=False)
 
     def mix(self, gathered):
-        """What the H heads gathered, into the K channels."""
+        """Maps what the H heads aggregated to the K channels."""
         weight = self.post_attention_linear.weight.to(gathered.dtype)  # [K, H]
         if not self.per_head:
             return torch.einsum("kh,bhnd->bknd", weight, gathered)
@@ -143,7 +143,7 @@ class TapeDecoderLayer(GradientCheckpointingLayer):
         attended, gathered = self.self_attn(self.input_layernorm(x), e, seen, past_key_values)
         x = x + attended
         y = self.mlp(self.post_attention_layernorm(x))
-        if self.self_attn.gathers:  # nobody reads what the last layer would make of it
+        if self.self_attn.gathers:  # no layer reads the last one's update
             e = self.pe(e + self.mix(gathered.to(e.dtype)), y)
         return x + y, e
 
