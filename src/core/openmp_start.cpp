@@ -5,9 +5,9 @@
 
 namespace {
 
-// libgomp spins 300,000 times by default, a few milliseconds, which is what another process that wants the core takes
-// from us at every barrier: beside other work training is 3 times slower than with one thread. 1000 times are some 25
-// us, longer than threads of an idle machine wait for each other. tools/bench busy has the measurements.
+// libgomp spins 300,000 times by default, a few milliseconds, while the thread it waits for may need that very core:
+// beside other work training was 2 to 4 times slower than with one thread. 1000 times are some 25 us, which is most of
+// what threads of an idle machine wait for each other. docs/figures.md has the measurements of tools/bench busy.
 char spin_count[] = "GOMP_SPINCOUNT=1000";  // NOLINT(*-avoid-c-arrays): execve takes pointers to char
 
 bool is_set(const char* entry, const char* name) {
