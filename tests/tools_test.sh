@@ -36,7 +36,7 @@ judge() { # ID VERSION NAME MACHINE: exit code and text
   text=$(check_system "$work/system" Linux "$4") || status=$?
   echo "$status $text"
 }
-expect "Ubuntu 22.04 is refused" '1 Ubuntu 22.04.5 LTS is too old*Debian 12, x86-64; Debian 13 builds, Ubuntu 24.04*' \
+expect "Ubuntu 22.04 is refused" '1 Ubuntu 22.04.5 LTS is too old*Debian 12 and 13, x86-64; Ubuntu 24.04*' \
   "$(judge ubuntu 22.04 'Ubuntu 22.04.5 LTS' x86_64)"
 expect "Debian 11 is refused" '1 Debian 11 is too old*' "$(judge debian 11 'Debian 11' x86_64)"
 for version in 12 13; do

@@ -3,7 +3,7 @@
 # take the root of the file tree as ROOT, which is empty except in tests.
 
 # --- system ---------------------------------------------------------------------------------------------------------
-supported="tapetune is tested on Debian 12, x86-64; Debian 13 builds, Ubuntu 24.04 or newer should work"
+supported="tapetune is tested on Debian 12 and 13, x86-64; Ubuntu 24.04 or newer should work"
 
 os_field() { # ROOT NAME: a field of /etc/os-release, without quotes
   sed -n "s/^$2=//p" "$1/etc/os-release" 2>/dev/null | tr -d "\"'"
