@@ -416,12 +416,17 @@ TEST_CASE("a model that does not fit into the address space names memory, not th
 
 TEST_CASE("a GGUF file given as a model names import") {
   const TempFolder folder;
-  const std::string file = (folder / "model.gguf").string();
+  const std::string file = (folder / "model.gguf").string(), text = (folder / "a.txt").string();
   write_file(file, "GGUF");
+  write_file(text, "a");
   for (const std::string& given : {file, folder.path().string()}) {
-    const RunResult result = run({"generate", given, "--prompt", "a"});
-    CHECK(result.exit == 1);
-    CHECK_THAT(result.err, Contains("tapetune import " + file + " --out DIR"));
+    for (const Words& words :
+         {Words{"generate", given, "--prompt", "a"}, Words{"tokenize", given},
+          Words{"data", "pack", text, "--model", given, "--out", text + ".tokens"}, Words{"verify", given, given}}) {
+      const RunResult result = run(words);
+      CHECK(result.exit == 1);
+      CHECK_THAT(result.err, Contains("tapetune import " + file + " --out DIR"));
+    }
   }
 }
 

@@ -173,6 +173,16 @@ expect "a mirror without the security suite leads to the remedy" \
 expect "and leaves apt's sources as they were" '' "$(ls "$work/other/sources")"
 expect "the mirror is asked of Debian's own sources" '*Codename: bookworm Origin: Debian*' "$(cat "$work/apt-calls")"
 
+# Debian 13's archive; what apt installs is on the PATH afterwards.
+program "$work/bin/apt-cache" 'case $1 in pkgnames) echo cargo-web ;; policy) echo "  Candidate: 1.96.0+dfsg1-1" ;; esac'
+program "$work/bin/apt-get" "echo \"\$*\" >>$work/apt-calls" "case \"\$*\" in install*) cp $work/new/cargo $work/new/rustc $work/bin ;; esac"
+ln -s "$(type -P cp)" "$work/bin/cp"
+release "$work/system" debian 13 'Debian 13'
+expect "apt installs the newest Rust" '*rust *installing cargo-web rustc-web*ok (*/bin/cargo 1.95.0)*' "$(setup)"
+expect "and removes nothing" '*install * --no-remove cargo-web rustc-web*' "$(cat "$work/apt-calls")"
+expect "which cargo was chosen is kept for builds" "$work/bin" "$(cat "$work/other-cache/rust")"
+rm "$work/bin/cargo" "$work/bin/rustc" "$work/bin/cp" && release "$work/system" debian 12 'Debian 12'
+
 installed missing
 program "$work/bin/apt-get" 'echo "the user is not in the sudoers file"; exit 1'
 expect "a sudo that refuses" '*error: \[setup\] apt-get update failed (the user is not in the sudoers file)*tools/setup --no-packages*' \
@@ -217,6 +227,12 @@ install() { HOME=$work/user PATH=$1:/usr/bin:/bin "$work/checkout/tools/install"
 expect "install says what to do about the PATH" '*local/bin is not on your PATH*export PATH=*' "$(install /nowhere)"
 expect "a second time is fine, and silent on the PATH" '*/tapetune -> */build/cpu/tapetune' "$(install "$work/user/.local/bin")"
 expect "the link runs" 'it runs' "$("$work/user/.local/bin/tapetune")"
+program "$work/installs/cmake" '[ "$1 $3" = "--install --prefix" ] && mkdir -p "$4/bin"'
+expect "--prefix" "*$work/prefix/bin/tapetune*" "$(PATH=$work/installs:$PATH "$work/checkout/tools/install" --prefix "$work/prefix" 2>&1)"
+expect "--prefix needs a folder" 'error: \[install\] --prefix needs a folder*exit 2' \
+  "$("$work/checkout/tools/install" --prefix 2>&1 || echo "exit $?")"
+expect "tools/test -k needs a pattern" 'error: \[test\] -k needs a pattern*exit 2' \
+  "$("$source/tools/test" -k 2>&1 || echo "exit $?")"
 rm "$work/user/.local/bin/tapetune" && touch "$work/user/.local/bin/tapetune"
 expect "a file that is not ours stays" 'error: \[install\]*not a link*exit 1' "$(install /nowhere)"
 

@@ -197,6 +197,30 @@ TEST_CASE("training: Ctrl-C and SIGTERM are acknowledged, save and exit 3, and t
   }
 }
 
+TEST_CASE("training: Ctrl-C while the base model is hashed ends at once, and leaves no run folder") {
+  const Run cut;
+  const pid_t child = start({"-q", "train", cut.recipe()}, [] { ::setenv("TAPETUNE_STOP_AT", "hash:1", 1); });
+  int status = 0;
+  ::waitpid(child, &status, WUNTRACED);
+  REQUIRE(WIFSTOPPED(status));
+  ::kill(child, SIGINT);  // pending until it continues
+  ::kill(child, SIGCONT);
+  ::waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
+  CHECK_FALSE(fs::exists(cut.folder()));
+}
+
+TEST_CASE("training: a single step is counted as \"1 step\"") {
+  const Run one;
+  const RunResult trained = one.train({"steps=1"});
+  REQUIRE(trained.exit == 0);
+  CHECK_THAT(trained.out + trained.err, Contains("1 step"));
+  CHECK((trained.out + trained.err).find("1 steps") == std::string::npos);
+  const RunResult valid = run({"recipes", "validate", (fs::path(one.folder()) / "recipe.yaml").string()});
+  CHECK_THAT(valid.out, Contains("1 step of "));
+}
+
 TEST_CASE("training: accumulation of one by four is four at once, to rounding") {
   const Run a, b;
   REQUIRE(a.train({"micro_batch=1"}).exit == 0);

@@ -156,7 +156,7 @@ choose_jobs() { # ROOT: sets `jobs`, and `jobs_reason` in words; a compiler or a
   [ "$jobs" -le "$cores" ] || jobs=$cores
   [ "$jobs" -ge 1 ] || jobs=1
   # shellcheck disable=SC2034 # read by those who source this
-  jobs_reason="$cores cores, $((memory / 1000)).$((memory % 1000 / 100)) GB of memory, 1.5 GB per job"
+  jobs_reason="$cores core$([ "$cores" = 1 ] || echo s), $((memory / 1000)).$((memory % 1000 / 100)) GB of memory, 1.5 GB per job"
 }
 
 # --- disk -----------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ std::uint64_t Checkpoint::bytes() const {
   return total;
 }
 
-std::string Checkpoint::hash(const std::function<void()>& between) const {
+std::string Checkpoint::hash(const std::function<void(std::uint64_t bytes)>& between) const {
   Hasher hasher;
   for (const auto& [name, stored] : folder_.tensors) {
     hasher.add(fmt::format("{} {} {}\n", name, stored.entry.dtype, shape_text(stored.entry.shape)));
@@ -140,7 +140,7 @@ std::string Checkpoint::hash(const std::function<void()>& between) const {
       const auto piece = stored.bytes.subspan(begin, std::min(hashed_at_once, stored.bytes.size() - begin));
       hasher.add(piece);
       stored.file->release(piece);
-      if (between) between();
+      if (between) between(piece.size());
     }
   }
   return "blake3-" + hasher.hex();

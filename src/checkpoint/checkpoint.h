@@ -42,8 +42,8 @@ class Checkpoint {
   at::ScalarType dtype() const;
   std::uint64_t bytes() const;
   // Of names, shapes, dtypes and numbers, whatever the shards: "blake3-" and 64 digits. Reads everything, piece by
-  // piece; `between` is called after each and may throw.
-  std::string hash(const std::function<void()>& between = {}) const;
+  // piece; `between` is called after each with its bytes and may throw.
+  std::string hash(const std::function<void(std::uint64_t bytes)>& between = {}) const;
 
   bool has(std::string_view name) const { return folder_.tensors.contains(name); }
   at::Tensor tensor(std::string_view name) const;

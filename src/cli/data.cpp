@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <map>
 
+#include "checkpoint/folder.h"
 #include "cli/numbers.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
@@ -121,6 +122,7 @@ void show(const ShowOptions& options) {
   }
   if (options.model.empty())
     fail("data", "showing documents needs a tokenizer; give --model DIR, or --json for the header.");
+  refuse_gguf(options.model);
   const Tokenizer tokenizer = Tokenizer::open(options.model);
   const Vocabulary vocabulary = read_vocabulary(options.model);
   file.require_vocabulary(vocabulary);

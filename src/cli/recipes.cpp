@@ -2,6 +2,7 @@
 
 #include "cli/options.h"
 #include "cli/verbs.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -38,8 +39,8 @@ void validate(const std::vector<std::string>& words) {
   for (const std::string& name : files) {
     try {
       const Recipe recipe = read_recipe(find_recipe(name), settings);
-      right += fmt::format("{}: ok ({}, {} steps of {} x {} tokens)\n", name, recipe.method.method, recipe.steps,
-                           recipe.batch, recipe.context);
+      right += fmt::format("{}: ok ({}, {} of {} x {} tokens)\n", name, recipe.method.method,
+                           counted(recipe.steps, "step"), recipe.batch, recipe.context);
     } catch (const Error& error) {
       wrong.emplace_back(error.what());
     }

@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "checkpoint/folder.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -59,6 +60,7 @@ void add_tokenize(CLI::App& app) {
                  "Decode lines of ids, as printed by this command, to text (JSON strings)");
   verb->footer("example: echo 'Hello there' | tapetune tokenize /models/Llama-2-7b-hf");
   verb->callback([options] {
+    refuse_gguf(options->model);
     const Tokenizer tokenizer = Tokenizer::open(options->model);
     std::ifstream file;
     if (!options->file.empty()) {

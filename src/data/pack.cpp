@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "checkpoint/folder.h"
 #include "core/digits.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -152,6 +153,7 @@ std::optional<std::int64_t> frame(Frame frame, std::optional<std::int64_t> token
 
 Packed pack(const PackOptions& options) {
   require_writable(options.out, options.replace);
+  refuse_gguf(options.model);
   std::map<std::string, std::size_t> skipped;
   const std::vector<TextFile> files = find_text_files(options.inputs, &skipped);
   // Before its first use: the tokenizers crate keeps its threads.
@@ -230,8 +232,8 @@ Packed pack(const PackOptions& options) {
       all += count;
       kinds.push_back(fmt::format("{} {}", count, kind));
     }
-    warn("{} in the folders were not packed: {}; only .txt and .jsonl are, also with .gz or .zst.",
-         counted(all, "file"), fmt::join(kinds, ", "));
+    warn("{} in the folders {} not packed: {}; only .txt and .jsonl are, also with .gz or .zst.", counted(all, "file"),
+         all == 1 ? "was" : "were", fmt::join(kinds, ", "));
   }
   return packed;
 }

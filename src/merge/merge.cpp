@@ -57,7 +57,7 @@ class BaseHash {
     path_ = input.base->path().string();
     if (input.recipe) expected_ = input.recipe->model_hash;
     running_ = std::async(std::launch::async, [this, base = *input.base] {
-      return base.hash([this] {
+      return base.hash([this](std::uint64_t) {
         if (stopped_) throw Interrupted("");
       });
     });

@@ -5,6 +5,7 @@
 #include "adapters/peft.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dtype.h"
+#include "checkpoint/folder.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "core/signals.h"
@@ -30,6 +31,7 @@ struct Side {
 Side open_side(const fs::path& folder, const fs::path& model) {
   Side side;
   std::error_code status;
+  refuse_gguf(folder);
   if (!fs::is_directory(folder, status)) fail("verify", "{}: no such folder.", folder.string());
   if (fs::exists(folder / "config.json", status)) {
     side.checkpoint = Checkpoint::open(folder);

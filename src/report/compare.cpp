@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dtype.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -55,7 +56,7 @@ std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& ha
   if (recipe.init) return "";
   std::string& hash = hashes[recipe.model];
   if (hash.empty()) {
-    hash = world.announce(world.leads() ? Checkpoint::open(recipe.model).hash(check_interrupted) : "");
+    hash = world.announce(world.leads() ? hash_weights(Checkpoint::open(recipe.model)) : "");
   }
   return hash;
 }
@@ -216,9 +217,9 @@ void require_not_trained_longer(const std::vector<NamedRecipe>& recipes) {
     const auto step = reached_step(recipe);
     if (!step || *step <= recipe.steps) continue;
     fail("compare",
-         "{}: was trained for {} steps, but the recipe asks for {}; set steps={} for all recipes, or choose "
+         "{}: was trained for {}, but the recipe asks for {}; set steps={} for all recipes, or choose "
          "other run folders with --runs DIR.",
-         recipe.run, *step, recipe.steps, *step);
+         recipe.run, counted(*step, "step"), recipe.steps, *step);
   }
 }
 
@@ -237,7 +238,8 @@ void train_all(const std::vector<NamedRecipe>& recipes, const CompareOptions& op
       say("[compare] {} of {}: {} is already trained", i + 1, recipes.size(), name);
       continue;
     }
-    say("[compare] {} of {}: training {}, {} steps, in {}", i + 1, recipes.size(), name, recipe.steps, recipe.run);
+    say("[compare] {} of {}: training {}, {}, in {}", i + 1, recipes.size(), name, counted(recipe.steps, "step"),
+        recipe.run);
     start_memory_peak();
     train(recipe, options.version, world, options.describe_error);
   }

@@ -296,9 +296,10 @@ std::string settings(const Comparison& c) {
     row("text", fmt::format("{}, {} tokens from token {}", text.path, grouped(text.tokens), text.first_token));
   }
   row("protocol", std::string(protocol_name(c.protocol)));
-  row("training", fmt::format("{} steps of {} tokens, seed {}", c.steps, grouped(c.tokens_per_step), c.seed));
+  row("training",
+      fmt::format("{} of {} tokens, seed {}", counted(c.steps, "step"), grouped(c.tokens_per_step), c.seed));
   if (has_passkey(c)) {
-    row("passkey", fmt::format("{} trials for each context and depth", passkey_trials(c)));
+    row("passkey", fmt::format("{} for each context and depth", counted(passkey_trials(c), "trial")));
   }
   row("trained on", training_machines(c));
   row("report made on", machine_text(c.machine, c.threads, c.ranks));

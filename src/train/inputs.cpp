@@ -8,6 +8,8 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/moment.h"
+#include "core/progress.h"
 #include "core/signals.h"
 #include "data/text_files.h"
 
@@ -111,6 +113,17 @@ void write_inputs(const fs::path& run, const Recipe& recipe) {
   out.commit();
 }
 
+std::string hash_weights(const Checkpoint& base) {
+  Progress progress("hashing the model", base.bytes(), "B");
+  constexpr std::uint64_t felt = 1'000'000'000;  // bytes that take a second or more
+  if (base.bytes() > felt) progress.begin("");
+  return base.hash([&](std::uint64_t bytes) {
+    at_moment("hash");
+    check_interrupted();
+    progress.advance(bytes);
+  });
+}
+
 void require_trained_base(const fs::path& run, const Recipe& recipe, const Checkpoint& base, bool any_base) {
   if (recipe.model_hash.empty()) return;
   const Json inputs = read_inputs(run);
@@ -118,7 +131,7 @@ void require_trained_base(const fs::path& run, const Recipe& recipe, const Check
       inputs["weights"] == stamps_of(base.path())) {
     return;
   }
-  const std::string hash = base.hash(check_interrupted);
+  const std::string hash = hash_weights(base);
   if (hash == recipe.model_hash) return;
   if (!any_base) {
     fail("run",

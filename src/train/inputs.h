@@ -25,6 +25,9 @@ Recipe read_run_recipe(const std::filesystem::path& run, bool say = true);
 // recipe: as written.
 void write_inputs(const std::filesystem::path& run, const Recipe& recipe);
 
+// The hash of all weights, read with a progress bar; Ctrl-C ends it.
+std::string hash_weights(const Checkpoint& base);
+
 // Fails where the base model's weights are not those that the run was trained on, or with `any_base` warns. Reads no
 // weights where their files have the recorded sizes and times; else, and in a run without a record, hashes all of them.
 void require_trained_base(const std::filesystem::path& run, const Recipe& recipe, const Checkpoint& base,

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/moment.h"
@@ -49,8 +50,8 @@ void RunFolder::require_fits(const Recipe& recipe) {
   std::error_code status;
   if (fs::exists(file, status)) require_same(read_recipe(file), recipe, recipe.run);
   if (const auto latest = latest_in(recipe.run); latest && latest->step > recipe.steps) {
-    fail("train", "{}: has trained {} steps already, but steps={}; give at least {}, or choose another run folder.",
-         recipe.run, latest->step, recipe.steps, latest->step);
+    fail("train", "{}: has trained {} already, but steps={}; give at least {}, or choose another run folder.",
+         recipe.run, counted(latest->step, "step"), recipe.steps, latest->step);
   }
 }
 

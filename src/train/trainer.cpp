@@ -53,7 +53,10 @@ constexpr const char* draws_by_sequence = "sequence";
 // all for that. model: where it is.
 Recipe with_hash(Recipe recipe, const std::string& model, World& world) {
   if (recipe.init) return recipe;
-  const std::string hash = world.announce(world.leads() ? Checkpoint::open(model).hash() : "");
+  // The other ranks wait for the hash; they stop together before the first step.
+  std::optional<HoldInterrupts> together;
+  if (world.size() > 1) together.emplace();
+  const std::string hash = world.announce(world.leads() ? hash_weights(Checkpoint::open(model)) : "");
   if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
     std::error_code status;
     if (fs::exists(fs::path(recipe.run) / "recipe.yaml", status)) {
