@@ -120,10 +120,16 @@ std::string name_from_disk(std::string_view stored) {
   return std::string(stored);
 }
 
-void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base, bool replace) {
+bool is_adapter_file(std::string_view name) {
+  return name == adapter_file || name == "adapter_config.json" || name == "tapetune.json" ||
+         name == "tapetune_provenance.json" || name == "README.md";
+}
+
+void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base, bool replace,
+                  StagedFolder::Others others) {
   if (adapted.parameters.empty())
     fail("adapter", "method {} has no trainable parameters, so there is nothing to save.", adapted.options.method);
-  StagedFolder staged(folder, replace);
+  StagedFolder staged(folder, replace, is_adapter_file, others);
   write_adapter_files(adapted, staged.path(), base);
   staged.commit();
 }

@@ -8,6 +8,7 @@
 
 #include "adapters/adapter.h"
 #include "checkpoint/checkpoint.h"
+#include "core/file.h"
 
 namespace tapetune {
 
@@ -15,9 +16,13 @@ namespace tapetune {
 std::string name_on_disk(std::string_view parameter);
 std::string name_from_disk(std::string_view stored);
 
-// Written whole or not at all. base: the folder of the model that it was made for.
+// Whether an adapter's folder, as save_adapter or `merge --adapter` writes it, has a file of this name.
+bool is_adapter_file(std::string_view name);
+
+// Written whole or not at all. base: the folder of the model that it was made for. others: what becomes of other files
+// in a folder that is replaced.
 void save_adapter(const AdaptedModel& adapted, const std::filesystem::path& folder, const std::filesystem::path& base,
-                  bool replace);
+                  bool replace, StagedFolder::Others others = StagedFolder::Others::refuse);
 
 // Of its tensors on disk.
 std::uint64_t adapter_bytes(const AdaptedModel& adapted);

@@ -1,6 +1,11 @@
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <fstream>
 
 #include "catch.h"
@@ -8,6 +13,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/partial.h"
 #include "support.h"
 
 namespace core_test {
@@ -74,19 +80,238 @@ TEST_CASE("an existing folder is refused, or replaced whole") {
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
+// A process that makes a partial of DIR/out and waits; with its number and the partial's path.
+std::pair<pid_t, fs::path> start_writer(const fs::path& folder) {
+  const pid_t writer = ::fork();
+  if (writer == 0) {
+    const StagedFolder staged(folder / "out", false);
+    write_file(staged.path() / "file", "text");
+    ::raise(SIGSTOP);
+    ::_exit(0);  // as a kill would: nothing is cleaned up
+  }
+  int status = 0;
+  ::waitpid(writer, &status, WUNTRACED);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().filename().string().starts_with(".out.partial-")) return {writer, entry.path()};
+  }
+  return {writer, {}};
+}
+
 TEST_CASE("what a killed writer left is removed by the next, what a live one writes is not") {
   const TempFolder folder;
-  const pid_t dead = ::fork();
-  if (dead == 0) ::_exit(0);
-  int status = 0;
-  ::waitpid(dead, &status, 0);
-  const fs::path stale = folder / fmt::format(".out.partial-{}", dead),
-                 live = folder / fmt::format(".out.partial-{}", ::getppid());
-  fs::create_directory(stale);
-  fs::create_directory(live);
+  const auto [writer, partial] = start_writer(folder.path());
+  REQUIRE(fs::exists(partial / "file"));
+  // Its process number says nothing: in another container it may be anybody's.
+  CHECK(partial.filename().string().find(std::to_string(writer)) == std::string::npos);
+  {
+    const StagedFolder staged(folder / "out", false);
+    const WholeFile other(folder / "other", false);
+    CHECK(fs::exists(partial / "file"));
+  }
+  ::kill(writer, SIGKILL);
+  ::waitpid(writer, nullptr, 0);
+  CHECK(fs::exists(partial / "file"));
+  const WholeFile other(folder / "other", false);
+  CHECK(fs::exists(partial / "file"));  // of another target
   const StagedFolder staged(folder / "out", false);
-  CHECK_FALSE(fs::exists(stale));
-  CHECK(fs::exists(live));
+  CHECK_FALSE(fs::exists(partial));
+}
+
+TEST_CASE("only names that tapetune gives to partials are removed") {
+  const TempFolder folder;
+  for (const char* name : {".out.partial-1", ".out.partial-", ".out.partial-0123456789abcdeg",
+                           "out.partial-0123456789abcdef", ".out.partial-0123456789abcdef.txt", ".out.replaced-12"}) {
+    write_file(folder / name, "mine");
+  }
+  const auto before = contents(folder.path());
+  {
+    const StagedFolder staged(folder / "out", false);
+    remove_abandoned(folder.path());
+  }
+  CHECK(contents(folder.path()) == before);
+}
+
+TEST_CASE("a partial is made as a new file, never through a link") {
+  const TempFolder folder;
+  write_file(folder / "victim", "precious");
+  fs::create_symlink(folder / "victim", folder / "link");
+  CHECK_THROWS_WITH(OutputFile(folder / "link"), Contains("File exists"));
+  CHECK_THROWS_WITH(OutputFile(folder / "victim"), Contains("File exists"));
+  CHECK(read_file(folder / "victim") == "precious");
+}
+
+TEST_CASE("a file that appears while another is being written is not replaced without --force") {
+  const TempFolder folder;
+  for (const bool replace : {false, true}) {
+    fs::remove(folder / "f");
+    WholeFile file(folder / "f", replace);
+    file.write("ours");
+    write_file(folder / "f", "theirs");
+    if (!replace) CHECK_THROWS_WITH(file.commit(), Contains("already exists") && Contains("--force"));
+    if (replace) file.commit();
+    CHECK(read_file(folder / "f") == (replace ? "ours" : "theirs"));
+  }
+  CHECK(contents(folder.path()).size() == 1);
+}
+
+bool is_new_or_old(std::string_view name) { return name == "new" || name == "old"; }
+
+TEST_CASE("a folder with files of others is not replaced, and three of them are named") {
+  const TempFolder folder;
+  fs::create_directories(folder / "out" / "mine");
+  for (const char* name : {"old", "notes.txt", "a", "z"}) write_file(folder / "out" / name, name);
+  const auto before = contents(folder.path());
+  CHECK_THROWS_WITH(StagedFolder(folder / "out", true, is_new_or_old),
+                    Contains("(a, mine/, notes.txt and 1 more)") && Contains("--force"));
+  CHECK(contents(folder.path()) == before);
+  for (const char* name : {"mine", "notes.txt", "a", "z"}) fs::remove(folder / "out" / name);
+  {
+    StagedFolder staged(folder / "out", true, is_new_or_old);
+    write_file(folder / "out" / "late", "late");  // put there while the new one is written
+    CHECK_THROWS_WITH(staged.commit(), Contains("(late)"));
+  }
+  CHECK(read_file(folder / "out" / "old") == "old");
+  fs::remove(folder / "out" / "late");
+  StagedFolder staged(folder / "out", true, is_new_or_old);
+  staged.commit();
+  CHECK(fs::is_empty(folder / "out"));
+}
+
+TEST_CASE("files of others can also move into the folder that replaces theirs") {
+  const TempFolder folder;
+  fs::create_directory(folder / "out");
+  for (const char* name : {"old", "notes.txt"}) write_file(folder / "out" / name, name);
+  {
+    StagedFolder staged(folder / "out", true, is_new_or_old, StagedFolder::Others::keep);
+    write_file(staged.path() / "new", "new");
+    staged.commit();
+  }
+  CHECK(contents(folder.path()) ==
+        std::map<std::string, std::string>{{"out", ""}, {"out/new", "new"}, {"out/notes.txt", "notes.txt"}});
+}
+
+// From here on this process has a file system without the flags of renameat2, and perhaps without hard links.
+void without_rename_flags(bool links) {
+  const auto refuse = [](unsigned call, unsigned argument, unsigned error) {
+    return std::vector<sock_filter>{
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<unsigned>(offsetof(seccomp_data, args)) + 8 * argument),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 0), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error)};
+  };
+  std::vector<sock_filter> code = refuse(SYS_renameat2, 4, EINVAL);  // where the flags are not 0
+  if (!links) {
+    const std::vector<sock_filter> more = refuse(SYS_link, 1, EPERM);  // the new name's address is not 0
+    code.insert(code.end(), more.begin(), more.end());
+  }
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ::_exit(3);
+  }
+}
+
+// Whether this, in a process on such a file system, does not throw.
+bool succeeds_there(bool links, const std::function<void()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    without_rename_flags(links);
+    try {
+      work();
+    } catch (const std::exception&) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST_CASE("outputs are whole, and refused where they exist, on file systems that only know plain renames") {
+  for (const bool links : {true, false}) {
+    const TempFolder folder;
+    const auto put_folder = [&](const char* text, bool replace) {
+      return succeeds_there(links, [&] {
+        StagedFolder staged(folder / "out", replace);
+        write_file(staged.path() / "file", text);
+        staged.commit();
+      });
+    };
+    const auto put_file = [&](const char* text, bool replace) {
+      return succeeds_there(links, [&] {
+        WholeFile file(folder / "f", replace);
+        file.write(text);
+        file.commit();
+      });
+    };
+    CHECK(put_folder("first", false));
+    CHECK_FALSE(put_folder("second", false));
+    CHECK(read_file(folder / "out/file") == "first");
+    CHECK(put_folder("third", true));
+    CHECK(put_file("first", false));
+    CHECK(put_file("second", true));
+    CHECK_FALSE(succeeds_there(links, [&] {
+      fs::remove(folder / "f");
+      WholeFile file(folder / "f", false);
+      file.write("ours");
+      write_file(folder / "f", "theirs");
+      file.commit();
+    }));
+    CHECK_FALSE(succeeds_there(links, [&] {
+      StagedFolder staged(folder / "made", false);
+      fs::create_directory(folder / "made");
+      write_file(folder / "made/file", "theirs");
+      staged.commit();
+    }));
+    CHECK(contents(folder.path()) ==
+          std::map<std::string, std::string>{
+              {"f", "theirs"}, {"made", ""}, {"made/file", "theirs"}, {"out", ""}, {"out/file", "third"}});
+    CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 3);
+  }
+}
+
+TEST_CASE("a kill between two renames leaves the old folder, which gets its name back") {
+  const TinyModel model;
+  const fs::path out = model.out();
+  const std::vector<std::string> words{"-q", "convert", model.path(), "--out", out.string(), "--force"};
+  REQUIRE(run(words).exit == 0);
+  const auto before = contents(out);
+  const pid_t writer = start(words, [] {
+    ::setenv("TAPETUNE_STOP_AT", "replaced:1", 1);
+    without_rename_flags(true);
+  });
+  int status = 0;
+  ::waitpid(writer, &status, WUNTRACED);
+  REQUIRE(WIFSTOPPED(status));
+  CHECK_FALSE(fs::exists(out));
+  remove_abandoned(out.parent_path());  // it is alive, and may still put the new one in place
+  CHECK_FALSE(fs::exists(out));
+  ::kill(writer, SIGKILL);
+  ::waitpid(writer, &status, 0);
+  CHECK_THROWS_WITH(StagedFolder(out, false), Contains("already exists"));
+  CHECK(contents(out) == before);
+  CHECK(std::distance(fs::directory_iterator(out.parent_path()), fs::directory_iterator()) == 2);  // and the model
+}
+
+TEST_CASE("an output is never an input or a folder that holds one") {
+  const TempFolder folder;
+  const auto refusal = [&](const fs::path& out, const fs::path& in) {
+    return error_of([&] { require_not_input(out, std::vector{in}); });
+  };
+  fs::create_directories(folder / "model/sub");
+  for (const char* name : {"in.txt", "model/config.json", "model/x.gguf"}) write_file(folder / name, name);
+  fs::create_symlink(folder / "in.txt", folder / "link.txt");
+  fs::create_hard_link(folder / "in.txt", folder / "same.txt");
+  CHECK_THAT(refusal(folder / "in.txt", folder / "in.txt"), Contains("is the input itself"));
+  CHECK_THAT(refusal(folder / "link.txt", folder / "in.txt"), Contains("is the input itself"));
+  CHECK_THAT(refusal(folder / "same.txt", folder / "in.txt"), Contains("is the input itself"));
+  CHECK_THAT(refusal(folder / "model/../model/", folder / "model"), Contains("is the input itself"));
+  CHECK_THAT(refusal(folder / "model", folder / "model/x.gguf"), Contains("holds the input"));
+  CHECK_THAT(refusal(folder.path(), folder / "model/x.gguf"), Contains("holds the input"));
+  CHECK_THAT(refusal(folder / "model/config.json", folder / "model"), Contains("is a file of the input"));
+  CHECK(refusal(folder / "model/x.gguf", folder / "model") == "no error");
+  CHECK(refusal(folder / "model/new.bin", folder / "model") == "no error");
+  CHECK(refusal(folder / "other", folder / "model") == "no error");
 }
 
 TEST_CASE("where the user stands is never replaced") {
@@ -111,15 +336,6 @@ TEST_CASE("a folder that appears while another is being written is not replaced"
   }
   CHECK(read_file(folder / "out" / "theirs") == "precious");
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
-}
-
-TEST_CASE("files of a killed writer that had our process number are not taken over") {
-  const TempFolder folder;
-  const fs::path stale = folder / fmt::format(".out.partial-{}", ::getpid());
-  fs::create_directory(stale);
-  write_file(stale / "junk", "junk");
-  StagedFolder staged(folder / "out", false);
-  CHECK(fs::is_empty(staged.path()));
 }
 
 TEST_CASE("a whole file replaces only when told and leaves nothing when it is not committed") {

@@ -153,14 +153,16 @@ class TensorWriter {
   std::int64_t rows_ = 0;
 };
 
-void carry_files(const fs::path& from, const fs::path& to) {
-  // The files beside the weights that transformers, vLLM and llama.cpp look for.
-  static constexpr const char* names[] = {"generation_config.json",  "tokenizer.json",    "tokenizer.model",
-                                          "tokenizer_config.json",   "vocab.json",        "merges.txt",
-                                          "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"};
+// The files beside the weights that transformers, vLLM and llama.cpp look for.
+constexpr std::string_view carried_names[] = {"generation_config.json",  "tokenizer.json",    "tokenizer.model",
+                                              "tokenizer_config.json",   "vocab.json",        "merges.txt",
+                                              "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"};
+
+// `made`: files that are written with a text of their own instead.
+void carry_files(const fs::path& from, const fs::path& to, const std::map<std::string, std::string>& made) {
   std::error_code status;
-  for (const char* name : names) {
-    if (!fs::exists(from / name, status)) continue;
+  for (const std::string_view name : carried_names) {
+    if (made.contains(std::string(name)) || !fs::exists(from / name, status)) continue;
     OutputFile out(to / name);
     out.write(read_text(from / name));
     out.finish();
@@ -168,6 +170,15 @@ void carry_files(const fs::path& from, const fs::path& to) {
 }
 
 }  // namespace
+
+bool is_checkpoint_file(std::string_view name) {
+  if (name == "config.json" || name == "model.safetensors" || name == "model.safetensors.index.json") return true;
+  // model-00001-of-00003.safetensors
+  if (name.starts_with("model-") && name.ends_with(".safetensors") && name.find("-of-") != std::string_view::npos) {
+    return true;
+  }
+  return std::ranges::find(carried_names, name) != std::end(carried_names);
+}
 
 void write_checkpoint(const fs::path& folder, const ModelConfig& config, const std::vector<PlannedTensor>& plan,
                       const std::function<at::Tensor(const std::string& name)>& load, const WriteOptions& options) {
@@ -188,7 +199,7 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
     by_dtype[dtype_to_transformers(tensor.dtype)] += planned_bytes(tensor);
   }
 
-  StagedFolder staged(folder, options.replace);
+  StagedFolder staged(folder, options.replace, options.writes);
   require_space(staged.path(), total);
   Progress progress("writing", total, "B");
   std::map<std::string, std::string> weight_map;
@@ -229,7 +240,7 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
   files["config.json"] = write_config(config, most->first);
   if (options.complete) options.complete(files);
-  if (!options.carry_from.empty()) carry_files(options.carry_from, staged.path());
+  if (!options.carry_from.empty()) carry_files(options.carry_from, staged.path(), files);
   for (const auto& [name, text] : files) {
     OutputFile out(staged.path() / name);
     out.write(text);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/config.h"
+#include "core/file.h"
 
 namespace tapetune {
 
@@ -21,15 +22,19 @@ struct PlannedTensor {
   std::vector<std::int64_t> shape;
 };
 
+// Whether write_checkpoint makes files of this name: config.json, weights in any number of shards, tokenizer files.
+bool is_checkpoint_file(std::string_view name);
+
 struct WriteOptions {
   std::uint64_t shard_bytes = 5'000'000'000;  // decimal, as everywhere in this field
-  bool replace = false;                       // an existing folder
+  bool replace = false;                       // an existing folder, where it has no other files than `writes`
   std::filesystem::path carry_from;           // where tokenizer and generation files come from; empty: none
   // More such files, by name.
   std::map<std::string, std::string> files = {};
   // Called when the tensors are written, with the text files by name (these, config.json, and the index where there is
   // one), to change them and to add others.
   std::function<void(std::map<std::string, std::string>& files)> complete = {};
+  WritesName writes = is_checkpoint_file;
 };
 
 // Takes the next rows of a tensor.

@@ -3,7 +3,7 @@
 #include "adapters/peft.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
-#include "core/error.h"
+#include "core/file.h"
 #include "core/log.h"
 
 namespace tapetune::cli {
@@ -23,10 +23,7 @@ void add_adapter(CLI::App& app) {
   verb->footer("example: tapetune adapter /models/Llama-2-7b-hf --method lora rank=16 --seed 1 --out start/");
   verb->callback([options] {
     const Checkpoint checkpoint = options->model.open();
-    std::error_code status;
-    if (std::filesystem::equivalent(options->out, checkpoint.path(), status)) {
-      fail("adapter", "{}: is the model's own folder; choose another for the adapter.", options->out);
-    }
+    require_not_input(options->out, std::vector<std::filesystem::path>{checkpoint.path(), options->model.adapter});
     const AdaptedModel adapted = options->model.load(checkpoint);
     for (const std::string& text : adapted.notes) note("{}", text);
     save_adapter(adapted, options->out, checkpoint.path(), options->force);

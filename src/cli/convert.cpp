@@ -26,6 +26,7 @@ void add_convert(CLI::App& app) {
   verb->footer("example: tapetune convert /models/Llama-2-7b-hf --dtype bf16 --out /models/llama2-7b-bf16");
   verb->callback([options] {
     const c10::InferenceMode inference;
+    require_not_input(options->out, std::vector<std::filesystem::path>{options->model});
     const WriteOptions write{parse_size(options->shard_size), options->force, options->model};
     const Checkpoint checkpoint = Checkpoint::open(options->model);
     if (holds_positions(checkpoint.stored())) {

@@ -5,6 +5,7 @@
 #include "cli/verbs.h"
 #include "cli/wrote.h"
 #include "core/error.h"
+#include "core/file.h"
 #include "gguf/writer.h"
 
 namespace tapetune::cli {
@@ -25,6 +26,7 @@ void add_export(CLI::App& app) {
   verb->footer("example: tapetune export /models/llama2-7b-8k --gguf q8_0 --out llama2-7b-8k.Q8_0.gguf");
   verb->callback([options] {
     const c10::InferenceMode inference;
+    require_not_input(options->out, std::vector<std::filesystem::path>{options->model});
     const Checkpoint checkpoint = Checkpoint::open(options->model);
     if (holds_positions(checkpoint.stored())) {
       fail("export", "{}: holds TAPE's position tensors, which llama.cpp does not support; nothing was written.",

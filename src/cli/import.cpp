@@ -7,6 +7,7 @@
 #include "checkpoint/writer.h"
 #include "cli/verbs.h"
 #include "cli/wrote.h"
+#include "core/file.h"
 
 namespace tapetune::cli {
 
@@ -27,6 +28,7 @@ void add_import(CLI::App& app) {
   verb->footer("example: tapetune import SmolLM2-135M-Instruct.Q4_1.gguf --out /models/smollm2-135m");
   verb->callback([options] {
     const c10::InferenceMode inference;
+    require_not_input(options->out, std::vector<std::filesystem::path>{options->file});
     gguf::ImportOptions import;
     if (!options->dtype.empty()) import.dtype = dtype_from_word(options->dtype).value();
     import.shard_bytes = parse_size(options->shard_size);

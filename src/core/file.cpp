@@ -5,11 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <vector>
 
 #include "core/error.h"
 #include "core/moment.h"
+#include "core/partial.h"
 
 namespace tapetune {
 namespace fs = std::filesystem;
@@ -18,7 +21,23 @@ namespace {
 
 constexpr std::uint64_t early_bytes = std::uint64_t{8} << 20;
 
-[[noreturn]] void fail_errno(const fs::path& path, std::string_view doing, int error) {
+fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+fs::path real(const fs::path& path) {
+  std::error_code status;
+  return fs::weakly_canonical(fs::absolute(path), status);
+}
+
+[[noreturn]] void refuse_existing_file(const fs::path& target) {
+  fail("output", "{}: already exists; choose another name or give --force to replace it.", target.string());
+}
+
+// "dir/" and "dir" are the same target.
+fs::path without_trailing_slash(fs::path path) { return path.has_filename() ? path : path.parent_path(); }
+
+}  // namespace
+
+void fail_file(const fs::path& path, std::string_view doing, int error) {
   const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
                        : error == EACCES || error == EPERM || error == EROFS
                            ? "check the permissions or choose another folder"
@@ -29,27 +48,21 @@ constexpr std::uint64_t early_bytes = std::uint64_t{8} << 20;
   fail("file", "{}: {} failed: {}; {}.", path.string(), doing, errno_text(error), remedy);
 }
 
-void sync_path(const fs::path& path, int flags) {
-  const int descriptor = ::open(path.c_str(), flags | O_CLOEXEC);
-  if (descriptor < 0) fail_errno(path, "opening", errno);
+void sync_folder(const fs::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) fail_file(folder, "opening", errno);
   const int status = ::fsync(descriptor);
   const int error = errno;
   ::close(descriptor);
-  if (status != 0) fail_errno(path, "writing to disk", error);
+  // Some network file systems know no fsync of folders, and need none.
+  if (status != 0 && error != EINVAL && error != EOPNOTSUPP) fail_file(folder, "writing to disk", error);
 }
-
-fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
-
-// "dir/" and "dir" are the same target.
-fs::path without_trailing_slash(fs::path path) { return path.has_filename() ? path : path.parent_path(); }
-
-}  // namespace
 
 std::string read_text(const fs::path& path) {
   std::error_code status;
   if (fs::is_directory(path, status)) fail("file", "{}: is a folder, but a file is expected.", path.string());
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail_errno(path, "opening", errno);
+  if (!in) fail_file(path, "opening", errno);
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   if (in.bad()) fail("file", "{}: reading failed.", path.string());
   return text;
@@ -59,7 +72,7 @@ MappedFile::MappedFile(fs::path path, std::span<const std::byte> bytes) : path_(
 
 std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail_errno(path, "opening", errno);
+  if (descriptor < 0) fail_file(path, "opening", errno);
   struct stat info{};
   void* address = nullptr;
   if (::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
@@ -69,7 +82,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
   ::close(descriptor);
   if (!S_ISREG(info.st_mode)) fail("file", "{}: is not a regular file.", path.string());
   if (info.st_size == 0) fail("file", "{}: is empty; download or copy it again.", path.string());
-  if (address == MAP_FAILED) fail_errno(path, "mapping", error);
+  if (address == MAP_FAILED) fail_file(path, "mapping", error);
   const auto* first = static_cast<const std::byte*>(address);
   return std::shared_ptr<const MappedFile>(new MappedFile(path, {first, static_cast<std::size_t>(info.st_size)}));
 }
@@ -85,9 +98,11 @@ void MappedFile::release(std::span<const std::byte> part) const {
 MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
 
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) fail_errno(path_, "creating", errno);
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) fail_file(path_, "creating", errno);
 }
+
+OutputFile::OutputFile(fs::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
 
 OutputFile::~OutputFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
@@ -97,7 +112,7 @@ void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_errno(path_, "writing", errno);
+    if (written < 0) fail_file(path_, "writing", errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     written_ += static_cast<std::uint64_t>(written);
   }
@@ -108,17 +123,28 @@ void OutputFile::write(std::span<const std::byte> bytes) {
   started_ = written_;
 }
 
+void OutputFile::rewrite(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off64_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_file(path_, "writing", errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+}
+
 void OutputFile::finish() {
   const int descriptor = std::exchange(descriptor_, -1);
   const int synced = ::fsync(descriptor);
   const int sync_error = errno;
   const int closed = ::close(descriptor);
-  if (synced != 0) fail_errno(path_, "writing to disk", sync_error);
-  if (closed != 0) fail_errno(path_, "closing", errno);
+  if (synced != 0) fail_file(path_, "writing to disk", sync_error);
+  if (closed != 0) fail_file(path_, "closing", errno);
   at_moment("file");
 }
 
-StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
+StagedFolder::StagedFolder(fs::path target, bool replace, WritesName writes, Others others)
+    : replace_(replace), writes_(writes), others_(others) {
   std::error_code status;
   if (target.empty()) fail("output", "the name of the output folder is empty.");
   target_ = without_trailing_slash(fs::absolute(target).lexically_normal());
@@ -126,58 +152,69 @@ StagedFolder::StagedFolder(fs::path target, bool replace) : replace_(replace) {
     fail("output", "{}: is the current folder or the root; give a folder of its own, for example {}.", target.string(),
          (target / "model").string());
   }
-  if (fs::exists(target_, status) && !replace_) refuse_existing();
-  if (fs::exists(target_, status) && !fs::is_directory(target_, status)) {
-    fail("output", "{}: exists and is not a folder; choose another name.", target_.string());
-  }
   const fs::path parent = parent_of(target_);
   fs::create_directories(parent, status);
   if (status) fail("output", "{}: cannot be created: {}; choose another folder.", parent.string(), status.message());
-  const std::string prefix = "." + target_.filename().string() + ".partial-";
-  for (const auto& entry : fs::directory_iterator(parent, status)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(prefix, 0) != 0) continue;
-    const pid_t owner = static_cast<pid_t>(std::atoi(name.c_str() + prefix.size()));
-    // A live process may still be writing there; a dead one cannot come back for it, nor can one that had our number.
-    const bool dead = owner == ::getpid() || ::access(fmt::format("/proc/{}", owner).c_str(), F_OK) != 0;
-    if (owner > 0 && dead) fs::remove_all(entry.path(), status);
-  }
-  staging_ = parent / (prefix + std::to_string(::getpid()));
-  if (!fs::create_directory(staging_, status)) {
-    fail("output", "{}: cannot be created: {}; choose another folder.", staging_.string(), status.message());
-  }
+  remove_abandoned(parent, target_.filename().string());  // which may bring back a folder that was being replaced
+  if (fs::exists(fs::symlink_status(target_, status))) require_replaceable();
+  partial_ = std::make_unique<Partial>(target_, Partial::Kind::folder);
 }
+
+StagedFolder::~StagedFolder() = default;
+
+const fs::path& StagedFolder::path() const { return partial_->path(); }
 
 void StagedFolder::refuse_existing() const {
   fail("output", "{}: already exists; choose another folder or give --force to replace it.", target_.string());
 }
 
-StagedFolder::~StagedFolder() {
-  std::error_code ignored;
-  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+void StagedFolder::require_replaceable() const {
+  std::error_code status;
+  if (!replace_) refuse_existing();
+  if (!fs::is_directory(target_, status)) {
+    fail("output", "{}: exists and is not a folder; choose another name.", target_.string());
+  }
+  if (writes_ == nullptr || others_ == Others::keep) return;
+  std::vector<std::string> foreign;
+  for (const auto& entry : fs::directory_iterator(target_, status)) {
+    const std::string name = entry.path().filename().string();
+    if (!entry.is_directory(status) && writes_(name)) continue;
+    foreign.push_back(entry.is_directory(status) ? name + "/" : name);
+  }
+  if (status) fail("output", "{}: cannot be read: {}; choose another folder.", target_.string(), status.message());
+  if (foreign.empty()) return;
+  std::sort(foreign.begin(), foreign.end());
+  constexpr std::size_t named = 3;
+  const std::size_t more = foreign.size() - std::min(named, foreign.size());
+  foreign.resize(foreign.size() - more);
+  fail(
+      "output",
+      "{}: has files that this command does not write ({}{}), which --force would delete; move them, or choose another "
+      "folder.",
+      target_.string(), fmt::join(foreign, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+// What was replaced is where the new folder was made.
+void StagedFolder::take_over_others() const {
+  std::error_code status;
+  for (const auto& entry : fs::directory_iterator(path(), status)) {
+    const fs::path name = entry.path().filename();
+    std::error_code ignored;
+    if (!writes_(name.string()) && !fs::exists(fs::symlink_status(target_ / name, ignored))) {
+      fs::rename(entry.path(), target_ / name, ignored);
+    }
+  }
 }
 
 void StagedFolder::commit() {
-  sync_path(staging_, O_RDONLY | O_DIRECTORY);
+  sync_folder(path());
   at_moment("commit");
-  const auto rename_with = [&](unsigned flags) {
-    return ::renameat2(AT_FDCWD, staging_.c_str(), AT_FDCWD, target_.c_str(), flags) == 0 ? 0 : errno;
-  };
-  // Another program may have made the target while we were writing; it is not ours to replace unless we were told so.
-  int error = rename_with(RENAME_NOREPLACE);
-  if (error == 0) {
-    staging_.clear();
-  } else if (error == EEXIST) {
-    if (!replace_) refuse_existing();
-    // Exchanging the two names in one step means that a kill at any moment leaves the old or the new folder, never
-    // none. What was replaced then stands under the staging name and goes with it.
-    error = rename_with(RENAME_EXCHANGE);
-  }
-  if (error != 0) {
-    fail("output", "{}: cannot be put in place: {}; choose another folder.", target_.string(), errno_text(error));
-  }
-  sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
+  std::error_code status;
+  // Another program may have made the target, or put something into it, while we were writing.
+  if (replace_ && fs::exists(fs::symlink_status(target_, status))) require_replaceable();
+  if (!partial_->place(replace_)) refuse_existing();
   at_moment("committed");
+  if (others_ == Others::keep && writes_ != nullptr && !path().empty()) take_over_others();
 }
 
 void require_writable(const fs::path& target, bool replace) {
@@ -185,33 +222,69 @@ void require_writable(const fs::path& target, bool replace) {
   if (!target.has_filename()) fail("output", "\"{}\" is not the name of a file.", target.string());
   if (fs::is_directory(target, status))
     fail("output", "{}: is a folder, but a file is to be written.", target.string());
-  if (fs::exists(target, status) && !replace) {
-    fail("output", "{}: already exists; choose another name or give --force to replace it.", target.string());
-  }
+  if (fs::exists(target, status) && !replace) refuse_existing_file(target);
   const fs::path parent = parent_of(target);
   if (!fs::is_directory(parent, status)) fail("output", "{}: no such folder; create it first.", parent.string());
 }
 
-WholeFile::WholeFile(fs::path target, bool replace) : target_(std::move(target)) {
-  require_writable(target_, replace);
-  partial_ = parent_of(target_) / ("." + target_.filename().string() + ".partial-" + std::to_string(::getpid()));
-  out_ = std::make_unique<OutputFile>(partial_);
+bool is_inside(const fs::path& inner, const fs::path& outer) {
+  const fs::path way = real(inner).lexically_relative(real(outer));
+  return !way.empty() && *way.begin() != "..";
 }
 
-WholeFile::~WholeFile() {
-  std::error_code ignored;
-  if (!partial_.empty()) fs::remove(partial_, ignored);
+void require_not_input(const fs::path& target, std::span<const fs::path> inputs) {
+  std::error_code status;
+  const bool file = fs::is_regular_file(target, status);
+  for (const fs::path& input : inputs) {
+    if (input.empty() || !fs::exists(input, status)) continue;
+    if (real(target) == real(input) || fs::equivalent(target, input, status)) {
+      fail("output", "{}: is the input itself; choose another name.", target.string());
+    }
+    if (is_inside(input, target)) {
+      fail("output", "{}: holds the input {}; choose another folder.", target.string(), input.string());
+    }
+    if (file && is_inside(target, input) && target.extension() != ".gguf") {
+      fail("output", "{}: is a file of the input {}; choose another name.", target.string(), input.string());
+    }
+  }
 }
+
+WholeFile::WholeFile(fs::path target, bool replace) : target_(std::move(target)), replace_(replace) {
+  require_writable(target_, replace);
+  partial_ = std::make_unique<Partial>(target_, Partial::Kind::file);
+  const int descriptor =
+      ::fcntl(partial_->descriptor(), F_DUPFD_CLOEXEC, 0);  // the partial keeps its own, for the lock
+  if (descriptor < 0) fail_file(partial_->path(), "opening", errno);
+  out_ = std::make_unique<OutputFile>(partial_->path(), descriptor);
+}
+
+WholeFile::~WholeFile() = default;
 
 void WholeFile::commit() {
   out_->finish();
   at_moment("commit");
-  std::error_code status;
-  fs::rename(partial_, target_, status);
-  if (status) fail("output", "{}: cannot be put in place: {}.", target_.string(), status.message());
-  partial_.clear();
-  sync_path(parent_of(target_), O_RDONLY | O_DIRECTORY);
+  if (!partial_->place(replace_)) refuse_existing_file(target_);
   at_moment("committed");
+}
+
+ScratchFile::ScratchFile(const fs::path& folder)
+    : out_(folder, [&] {
+        const Partial partial(folder / "scratch", Partial::Kind::file);
+        const int descriptor = ::fcntl(partial.descriptor(), F_DUPFD_CLOEXEC, 0);
+        if (descriptor < 0) fail_file(partial.path(), "opening", errno);
+        return descriptor;  // its name goes with the partial
+      }()) {}
+
+void ScratchFile::read(const std::function<void(std::span<const std::byte> part)>& take) const {
+  std::vector<std::byte> part(std::size_t{1} << 20);
+  for (off64_t at = 0;;) {
+    const ssize_t count = ::pread(out_.descriptor_, part.data(), part.size(), at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_file(out_.path_, "reading back", errno);
+    if (count == 0) return;
+    take(std::span(part).first(static_cast<std::size_t>(count)));
+    at += count;
+  }
 }
 
 void require_space(const fs::path& path, std::uint64_t bytes) {

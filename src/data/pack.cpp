@@ -156,6 +156,9 @@ Packed pack(const PackOptions& options) {
   refuse_gguf(options.model);
   std::map<std::string, std::size_t> skipped;
   const std::vector<TextFile> files = find_text_files(options.inputs, &skipped);
+  std::vector<std::filesystem::path> read{options.model};
+  for (const TextFile& file : files) read.push_back(file.path);
+  require_not_input(options.out, read);
   // Before its first use: the tokenizers crate keeps its threads.
   if (options.threads > 0) ::setenv("RAYON_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
   const Tokenizer tokenizer = Tokenizer::open(options.model);

@@ -1,14 +1,9 @@
 #include "data/token_file.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "core/error.h"
 
@@ -35,8 +30,6 @@ struct Header {
 static_assert(sizeof(Header) == 128);
 
 std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) / 8 * 8; }
-
-fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 // Bytes of the file that the header speaks of, or nothing where no file can be so large.
 std::optional<std::uint64_t> expected_size(const Header& header) {
@@ -160,33 +153,14 @@ void TokenFile::require_vocabulary(const Vocabulary& vocabulary) const {
        vocabulary.hash);
 }
 
-TokenFileWriter::TokenFileWriter(fs::path target, bool replace, const TokenFileInfo& settings)
-    : target_(std::move(target)), replace_(replace), info_(settings) {
-  require_writable(target_, replace);
+TokenFileWriter::TokenFileWriter(const fs::path& target, bool replace, const TokenFileInfo& settings)
+    : folder_(target.parent_path()), out_(target, replace), info_(settings) {
   info_.token_bytes = info_.vocabulary_size <= widest_short ? 2 : 4;
   info_.tokens = info_.documents = 0;
   info_.raw = false;
-  const std::string prefix = "." + target_.filename().string() + ".partial-";
-  std::error_code status;
-  for (const auto& entry : fs::directory_iterator(parent_of(target_), status)) {
-    const std::string name = entry.path().filename().string();
-    if (name.rfind(prefix, 0) != 0) continue;
-    const pid_t owner = static_cast<pid_t>(std::atoi(name.c_str() + prefix.size()));
-    const bool dead = owner == ::getpid() || ::access(fmt::format("/proc/{}", owner).c_str(), F_OK) != 0;
-    if (owner > 0 && dead) fs::remove(entry.path(), status);
-  }
-  partial_ = parent_of(target_) / (prefix + std::to_string(::getpid()));
-  partial_ends_ = fs::path(partial_) += ".ends";
-  out_ = std::make_unique<OutputFile>(partial_);
   buffer_.reserve(buffer_bytes);
   const Header empty;  // without the magic: should this ever get the final name, nobody takes it for whole
-  out_->write(std::as_bytes(std::span(&empty, 1)));
-}
-
-TokenFileWriter::~TokenFileWriter() {
-  std::error_code ignored;
-  if (!partial_.empty()) fs::remove(partial_, ignored);
-  if (out_ends_) fs::remove(partial_ends_, ignored);
+  out_.write(std::as_bytes(std::span(&empty, 1)));
 }
 
 void TokenFileWriter::append(std::span<const std::uint32_t> ids) {
@@ -213,13 +187,13 @@ void TokenFileWriter::end_document() {
 }
 
 void TokenFileWriter::flush() {
-  out_->write(buffer_);
+  out_.write(buffer_);
   buffer_.clear();
 }
 
 void TokenFileWriter::flush_ends() {
   // There may be more documents than memory is for; they wait in a file of their own.
-  if (!out_ends_) out_ends_ = std::make_unique<OutputFile>(partial_ends_);
+  if (!out_ends_) out_ends_.emplace(folder_);
   out_ends_->write(std::as_bytes(std::span(ends_)));
   ends_.clear();
 }
@@ -227,25 +201,14 @@ void TokenFileWriter::flush_ends() {
 void TokenFileWriter::commit() {
   const auto bytes = static_cast<std::uint64_t>(info_.tokens * info_.token_bytes);
   flush();
-  out_->write(std::string(padded(bytes) - bytes, '\0'));
+  out_.write(std::string(padded(bytes) - bytes, '\0'));
   if (out_ends_) {
     flush_ends();
-    std::ifstream in(partial_ends_, std::ios::binary);
-    buffer_.resize(buffer_bytes);
-    std::uint64_t copied = 0;
-    while (in.read(reinterpret_cast<char*>(buffer_.data()), buffer_bytes), in.gcount() > 0) {
-      out_->write(std::span(buffer_).first(static_cast<std::size_t>(in.gcount())));
-      copied += static_cast<std::uint64_t>(in.gcount());
-    }
-    if (copied != static_cast<std::uint64_t>(info_.documents) * sizeof(std::uint64_t))
-      fail("data", "{}: cannot be read back; check the disk.", partial_ends_.string());
-    std::error_code ignored;
-    fs::remove(partial_ends_, ignored);
+    out_ends_->read([this](std::span<const std::byte> part) { out_.write(part); });
     out_ends_.reset();
   } else {
-    out_->write(std::as_bytes(std::span(ends_)));
+    out_.write(std::as_bytes(std::span(ends_)));
   }
-  out_->finish();
 
   Header header;
   header.magic = magic;
@@ -257,26 +220,8 @@ void TokenFileWriter::commit() {
   header.documents = static_cast<std::uint64_t>(info_.documents);
   header.bos = info_.bos.value_or(-1);
   header.eos = info_.eos.value_or(-1);
-  const int descriptor = ::open(partial_.c_str(), O_WRONLY | O_CLOEXEC);
-  const bool written =
-      descriptor >= 0 && ::pwrite(descriptor, &header, sizeof(header), 0) == sizeof(header) && ::fsync(descriptor) == 0;
-  const int error = errno;
-  if (descriptor >= 0) ::close(descriptor);
-  if (!written) fail("data", "{}: writing failed: {}; check the disk.", partial_.string(), errno_text(error));
-
-  // Another program may have made the target meanwhile; some file systems cannot say so.
-  int status = ::renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, target_.c_str(), replace_ ? 0 : RENAME_NOREPLACE);
-  if (status != 0 && errno == EINVAL) status = ::rename(partial_.c_str(), target_.c_str());
-  if (status != 0) {
-    fail("output", "{}: cannot be put in place: {}; choose another name or give --force to replace it.",
-         target_.string(), errno_text(errno));
-  }
-  partial_.clear();
-  const int folder = ::open(parent_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder >= 0) {
-    ::fsync(folder);
-    ::close(folder);
-  }
+  out_.rewrite(0, std::as_bytes(std::span(&header, 1)));
+  out_.commit();
 }
 
 }  // namespace tapetune

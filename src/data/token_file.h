@@ -53,11 +53,8 @@ class TokenFile {
 // Appears under its name only when commit() is called, with everything on disk.
 class TokenFileWriter {
  public:
-  // Of the settings, the counts and the width are found while writing. Removes what killed writers of this file left.
-  TokenFileWriter(std::filesystem::path target, bool replace, const TokenFileInfo& settings);
-  ~TokenFileWriter();
-  TokenFileWriter(const TokenFileWriter&) = delete;
-  TokenFileWriter& operator=(const TokenFileWriter&) = delete;
+  // Of the settings, the counts and the width are found while writing.
+  TokenFileWriter(const std::filesystem::path& target, bool replace, const TokenFileInfo& settings);
 
   void append(std::uint32_t id) { append(std::span(&id, 1)); }
   void append(std::span<const std::uint32_t> ids);
@@ -68,10 +65,10 @@ class TokenFileWriter {
  private:
   void flush();
   void flush_ends();
-  std::filesystem::path target_, partial_, partial_ends_;
-  bool replace_;
+  std::filesystem::path folder_;
+  WholeFile out_;
+  std::optional<ScratchFile> out_ends_;
   TokenFileInfo info_;
-  std::unique_ptr<OutputFile> out_, out_ends_;
   std::vector<std::byte> buffer_;
   std::vector<std::uint64_t> ends_;
 };

@@ -14,6 +14,7 @@
 #include "core/signals.h"
 #include "gguf/writer.h"
 #include "merge/card.h"
+#include "merge/tape_files.h"
 #include "train/base.h"
 #include "train/inputs.h"
 
@@ -102,14 +103,8 @@ class BaseHash {
 
 // A folder that is replaced takes all in it along, and one inside another changes that.
 void refuse_place(const MergeInput& input, const fs::path& out) {
-  std::error_code status;
-  const auto real = [&](const fs::path& path) { return fs::weakly_canonical(fs::absolute(path), status); };
-  const auto inside = [&](const fs::path& inner, const fs::path& outer) {
-    const fs::path way = real(inner).lexically_relative(real(outer));
-    return !way.empty() && *way.begin() != "..";
-  };
   for (const fs::path& folder : {input.folder, input.base ? input.base->path() : fs::path()}) {
-    if (!folder.empty() && (inside(out, folder) || inside(folder, out))) {
+    if (!folder.empty() && (is_inside(out, folder) || is_inside(folder, out))) {
       fail("merge", "{}: is inside {} or holds it, which a merge must not touch; choose another folder.", out.string(),
            folder.string());
     }
@@ -325,6 +320,16 @@ at::Tensor Merged::tensor(const std::string& name) const {
   return whole;
 }
 
+namespace {
+
+bool is_merged_file(std::string_view name) {
+  const auto is_tape_file = [&](const TapeFile& file) { return file.name == name; };
+  return is_checkpoint_file(name) || name == "README.md" || name == "tapetune_provenance.json" ||
+         std::ranges::any_of(tape_files(), is_tape_file);
+}
+
+}  // namespace
+
 void merge(const MergeInput& input, const MergeOptions& options) {
   refuse_place(input, options.out);
   const Merged merged(input, options.dtype);
@@ -333,6 +338,7 @@ void merge(const MergeInput& input, const MergeOptions& options) {
   write.shard_bytes = options.shard_bytes;
   write.replace = options.replace;
   write.carry_from = input.carry_from;
+  write.writes = is_merged_file;
   write.complete = [&](std::map<std::string, std::string>& files) {
     const Origin origin = origin_of(input, options, base_hash.get());
     if (input.method.method == "tape") add_tape_files(merged.config(), input.method, input.carry_from, files);
@@ -373,7 +379,7 @@ void export_adapter(const MergeInput& input, const MergeOptions& options) {
   }
   const Merged fits(input);  // refuses what belongs to another model
   BaseHash base_hash(input, options.any_base);
-  StagedFolder staged(options.out, options.replace);
+  StagedFolder staged(options.out, options.replace, is_adapter_file);
   const auto write = [&](const char* name, const std::string& text) {
     OutputFile out(staged.path() / name);
     out.write(text);

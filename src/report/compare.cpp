@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "core/machine.h"
 #include "core/memory.h"
+#include "core/partial.h"
 #include "core/signals.h"
 #include "eval/passkey.h"
 #include "hf/hash.h"
@@ -557,17 +558,6 @@ void make_folder(const fs::path& folder) {
   if (status) fail("compare", "{}: cannot be created: {}; choose another --out.", folder.string(), status.message());
 }
 
-// Removes the partial files of comparisons that were killed.
-void remove_leftovers(const fs::path& folder) {
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    const std::size_t at = name.find(".partial-");
-    const bool alive = at != std::string::npos && fs::exists("/proc/" + name.substr(at + 9));
-    std::error_code ignored;
-    if (at != std::string::npos && !alive) fs::remove(entry.path(), ignored);
-  }
-}
-
 }  // namespace
 
 std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, const std::vector<std::string>& settings,
@@ -578,6 +568,8 @@ std::vector<NamedRecipe> read_recipes(const std::vector<std::string>& recipes, c
   for (const std::string& each : recipes) {
     const fs::path file = find_recipe(each);
     std::string name = file.stem().string();
+    // "...yaml" would train in the folder above RUNS.
+    if (name.starts_with('.')) fail("compare", "{}: a recipe's name must not begin with a dot; rename it.", each);
     if (!names.insert(name).second) {  // a/tape and b/tape
       name = fmt::format("{}-{}", file.parent_path().filename().string(), name);
       if (!names.insert(name).second)
@@ -624,7 +616,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   }
   if (world.leads()) {
     make_folder(options.out / "evaluations");
-    remove_leftovers(options.out / "evaluations");
+    remove_abandoned(options.out / "evaluations");
   }
 
   train_all(recipes, options, world);

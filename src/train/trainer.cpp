@@ -355,7 +355,9 @@ class Trainer {
     if (!done) result.tokens_per_s = static_cast<double>((step_ - result.first_step) * tokens) / result.seconds;
     save_now();
     const fs::path adapter = fs::path(recipe_.run) / "adapter";
-    if (world_.leads()) save_adapter(adapted_, adapter, base_.path, /*replace=*/true);
+    if (world_.leads()) {
+      save_adapter(adapted_, adapter, base_.path, /*replace=*/true, StagedFolder::Others::keep);
+    }
     world_.announce("saved");  // a run that could not be saved is none that ended well, on no rank
     result.steps = step_;
     result.loss = loss_;
