@@ -249,8 +249,12 @@ TEST_CASE("bad input: an output that already exists is refused unless --force") 
   CHECK(refusal.exit == 1);
   CHECK_THAT(refusal.err, Contains(model.out()) && Contains("already exists") && Contains("--force"));
   CHECK(read_file(fs::path(model.out()) / "mine") == "precious");
+  // Nor is a file deleted that the command did not write.
+  CHECK(run({"convert", model.path(), "--out", model.out(), "--force"}).exit == 1);
+  CHECK(read_file(fs::path(model.out()) / "mine") == "precious");
+  fs::rename(fs::path(model.out()) / "mine", fs::path(model.out()) / "config.json");
   CHECK(run({"convert", model.path(), "--out", model.out(), "--force"}).exit == 0);
-  CHECK_FALSE(fs::exists(fs::path(model.out()) / "mine"));
+  CHECK(read_file(fs::path(model.out()) / "config.json") != "precious");
   const std::string file = (model.folder / "f").string();
   write_file(file, "precious");
   CHECK(run({"logits", model.path(), "--tokens", "1", "--out", file}).exit == 1);

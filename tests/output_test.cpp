@@ -57,6 +57,27 @@ TEST_CASE("a file that appears while a GGUF file is written is kept, unless --fo
   CHECK(names_in(model.folder.path()) == 2);  // and the model
 }
 
+TEST_CASE("an export that is killed at 30 moments leaves nothing, and is then made as if it never was") {
+  const TinyModel model;
+  const auto export_to = [&](const std::string& name) {
+    return Words{"-q", "export", model.path(), "--gguf", "f16", "--out", (model.folder / name).string()};
+  };
+  REQUIRE(run(export_to("whole.gguf")).exit == 0);
+  std::vector<std::string> moments;
+  for (int n = 1; n <= 20; ++n) moments.push_back(fmt::format("tensor:{}", n));
+  for (int n = 0; n < 5; ++n) moments.insert(moments.end(), {"file:1", "commit:1"});
+  REQUIRE(moments.size() == 30);
+  for (const std::string& moment : moments) {
+    INFO(moment);
+    REQUIRE(killed_at(moment, export_to("x.gguf")));
+    CHECK_FALSE(fs::exists(model.folder / "x.gguf"));
+    CHECK(names_in(model.folder.path()) == 3);  // the model, the first file, and one partial
+  }
+  REQUIRE(run(export_to("x.gguf")).exit == 0);
+  CHECK(read_file(model.folder / "x.gguf") == read_file(model.folder / "whole.gguf"));
+  CHECK(names_in(model.folder.path()) == 3);
+}
+
 TEST_CASE("what a killed export wrote is removed by the next one") {
   const TinyModel model;
   const std::string out = (model.folder / "x.gguf").string();
@@ -69,7 +90,7 @@ TEST_CASE("what a killed export wrote is removed by the next one") {
   CHECK(names_in(model.folder.path()) == 2);
 }
 
-TEST_CASE("--force replaces a folder only if the command wrote all that is in it") {
+TEST_CASE("output: --force replaces a folder only if the command wrote all that is in it") {
   const TinyModel model;
   const Words words{"-q", "convert", model.path(), "--out", model.out(), "--force"};
   REQUIRE(run(words).exit == 0);
@@ -93,7 +114,7 @@ TEST_CASE("--force replaces a folder only if the command wrote all that is in it
   CHECK(contents(model.out()) == before);
 }
 
-TEST_CASE("--force never deletes an input") {
+TEST_CASE("output: --force never deletes an input") {
   const TinyModel model;
   const fs::path folder = model.folder / "d";
   fs::create_directory(folder);
@@ -111,6 +132,9 @@ TEST_CASE("--force never deletes an input") {
       {{"data", "pack", text, "--model", model.path(), "--out", text}, "is the input itself"},
       {{"data", "pack", folder.string(), "--model", model.path(), "--out", text}, "is the input itself"},
       {{"data", "pack", text, "--model", model.path(), "--out", weights}, "is a file of the input"},
+      {{"logits", model.path(), "--tokens", "1,2", "--out", weights}, "is a file of the input"},
+      {{"check", "gradients", model.path(), "--method", "lora", "--tokens", "1,2,3", "--out", weights},
+       "is a file of the input"},
       {{"adapter", model.path(), "--method", "lora", "--out", model.path()}, "is the input itself"}};
   for (const auto& [given, reason] : cases) {
     Words words = given;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/moment.h"
 #include "core/progress.h"
 #include "core/signals.h"
 #include "hf/safetensors.h"
@@ -220,6 +221,7 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
       const std::string head = lay_out_safetensors(entries, metadata);
       beside.run([out, head] { out->write(head); });
       for (const TensorEntry& entry : entries) {
+        at_moment("tensor");
         TensorWriter writer(*planned[entry.name], out, beside, progress);
         stream(entry.name, [&](const at::Tensor& rows) { writer.put(rows); });
         writer.end();

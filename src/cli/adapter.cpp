@@ -19,7 +19,7 @@ void add_adapter(CLI::App& app) {
       app.add_subcommand("adapter", "Write an adapter in PEFT's format: a freshly initialized method, or a copy");
   options->model.add_to(*verb);
   verb->add_option("--out", options->out, "Folder to write")->required();
-  verb->add_flag("--force", options->force, "Replace an existing folder");
+  verb->add_flag("--force", options->force, "Replace a folder that this command wrote");
   verb->footer("example: tapetune adapter /models/Llama-2-7b-hf --method lora rank=16 --seed 1 --out start/");
   verb->callback([options] {
     const Checkpoint checkpoint = options->model.open();

@@ -24,6 +24,7 @@ struct Gradients {
 
 void run_gradients(const Gradients& options) {
   require_writable(options.out, options.force);
+  require_not_input(options.out, std::vector<std::filesystem::path>{options.model.folder, options.model.adapter});
   const Checkpoint checkpoint = options.model.open();
   const std::vector<std::int64_t> tokens = parse_tokens(options.tokens, "--tokens");
   if (tokens.size() < 2) fail("check", "a loss needs two tokens at least, but there is {}.", tokens.size());

@@ -22,7 +22,7 @@ void add_convert(CLI::App& app) {
   verb->add_option("--dtype", options->dtype, "keep (as stored), f32, f16 or bf16 (default: keep)")
       ->check(CLI::IsMember({"keep", "f32", "f16", "bf16"}));
   verb->add_option("--shard-size", options->shard_size, "Largest file, in decimal units (default: 5GB)");
-  verb->add_flag("--force", options->force, "Replace an existing folder");
+  verb->add_flag("--force", options->force, "Replace a folder that this command wrote");
   verb->footer("example: tapetune convert /models/Llama-2-7b-hf --dtype bf16 --out /models/llama2-7b-bf16");
   verb->callback([options] {
     const c10::InferenceMode inference;

@@ -72,7 +72,10 @@ void write_details(const ChoiceRun& run, const std::string& path) {
 }
 
 void run_verb(const Choice& verb, World& world) {
-  if (world.leads() && !verb.details.empty()) require_writable(verb.details, /*replace=*/true);
+  if (world.leads() && !verb.details.empty()) {
+    require_writable(verb.details, /*replace=*/true);
+    require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder, verb.data, verb.shots_from});
+  }
   ChoiceSource source = verb.source;
   source.data = verb.data;
   source.shots_from = verb.shots_from;

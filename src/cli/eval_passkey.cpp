@@ -91,7 +91,10 @@ void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std:
 }
 
 void run_verb(const Passkey& verb, World& world) {
-  if (world.leads() && !verb.details.empty()) require_writable(verb.details, /*replace=*/true);
+  if (world.leads() && !verb.details.empty()) {
+    require_writable(verb.details, /*replace=*/true);
+    require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder});
+  }
   const Subject subject = open_subject(verb.model, world);
   const Tokenizer tokenizer = subject.open_tokenizer();
   const Llama& model = subject.adapted.model;

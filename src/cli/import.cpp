@@ -24,7 +24,7 @@ void add_import(CLI::App& app) {
   verb->add_option("--dtype", options->dtype, "f32, f16 or bf16 (default: as stored; f32 if the file is quantized)")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}));
   verb->add_option("--shard-size", options->shard_size, "Largest file, in decimal units (default: 5GB)");
-  verb->add_flag("--force", options->force, "Replace an existing folder");
+  verb->add_flag("--force", options->force, "Replace a folder that this command wrote");
   verb->footer("example: tapetune import SmolLM2-135M-Instruct.Q4_1.gguf --out /models/smollm2-135m");
   verb->callback([options] {
     const c10::InferenceMode inference;

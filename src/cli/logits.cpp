@@ -35,6 +35,7 @@ void add_logits(CLI::App& app) {
   verb->callback([options, text] {
     const c10::InferenceMode inference;
     require_writable(options->out, options->force);
+    require_not_input(options->out, std::vector<std::filesystem::path>{options->model.folder, options->tokens_file});
     const Subject subject = open_subject(options->model);
     const Llama& model = subject.adapted.model;
     const std::vector<std::int64_t> tokens = !options->tokens_file.empty()

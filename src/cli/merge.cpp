@@ -39,7 +39,7 @@ void add_merge(CLI::App& app) {
       ->excludes(adapter)
       ->excludes(shards);
   adapter->excludes(dtype)->excludes(shards);
-  verb->add_flag("--force", options->force, "Replace an existing folder or file");
+  verb->add_flag("--force", options->force, "Replace a file, or a folder that this command wrote");
   verb->add_flag("--any-base", options->any_base, "Use the base model even if it changed since training");
   verb->footer(
       "example: tapetune merge runs/lora --out models/lora-8k\n"

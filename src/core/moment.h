@@ -5,11 +5,17 @@
 
 namespace tapetune {
 
-// Stops this process (SIGSTOP) when TAPETUNE_STOP_AT is "NAME:N" and this is the N-th time that NAME is reached.
-// Moments: "file" a file is on disk, "commit" a result is about to get its name, "committed" it has it, "step" a
-// training step is done, "replaced" an old folder is moved away and the new one not yet in its place (only where the
-// file system cannot exchange names), "saving" a part of a checkpoint is written, "remove" an old checkpoint is out of
-// sight but not removed.
+// Stops this process (SIGSTOP) when TAPETUNE_STOP_AT is "NAME:N" and this is the N-th time that NAME is reached:
+//   batch      a batch of text is about to be tokenized
+//   commit     a result is about to get its name
+//   committed  it has its name
+//   file       a file of a result is on disk
+//   hash       a part of the base model is hashed
+//   remove     an old checkpoint is out of sight, but not removed
+//   replaced   an old folder is moved away and the new one not yet in its place (where names cannot be exchanged)
+//   saving     a part of a checkpoint is written
+//   step       a training step is done
+//   tensor     a tensor of a model is about to be written
 void at_moment(std::string_view name);
 
 }  // namespace tapetune

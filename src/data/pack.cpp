@@ -13,6 +13,7 @@
 #include "core/digits.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/moment.h"
 #include "core/progress.h"
 #include "core/signals.h"
 #include "data/encoder.h"
@@ -207,6 +208,7 @@ Packed pack(const PackOptions& options) {
   const std::unique_ptr<Queue, void (*)(Queue*)> stop(&queue, [](Queue* waiting) { waiting->stop(); });
 
   for (Batch batch; queue.pop(batch);) {
+    at_moment("batch");
     check_interrupted();
     const std::vector<std::vector<std::uint32_t>> ids = encoder.encode(batch.pieces);
     for (std::size_t i = 0; i < ids.size(); ++i) {

@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/moment.h"
 #include "core/progress.h"
 #include "core/signals.h"
 #include "gguf/metadata.h"
@@ -158,6 +159,7 @@ void write_gguf(const fs::path& path, const ModelConfig& config,
   Progress progress("writing", total, "B");
   file.write(head);
   for (const Planned& planned : plan) {
+    at_moment("tensor");
     check_interrupted();
     at::Tensor tensor = planned.source.empty() ? at::tensor(llama3_factors(config.rope, config.head_dim), at::kFloat)
                                                : load(planned.source).to(at::kCPU);

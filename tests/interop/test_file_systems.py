@@ -40,11 +40,11 @@ def test_outputs_are_put_in_place(tapetune, mount):
     model = tiny.Case("llama", "gqa", False, "nobias", "default", 1).save(mount / "model")
     for force in ([], ["--force"]):
         tapetune("convert", model, "--out", mount / "converted", *force)
-        tapetune("export", model, "--gguf", "f32", "--out", mount / "x.gguf", *force)
-    for words in (["convert", model, "--out", mount / "converted"], ["export", model, "--gguf", "f32", "--out", mount / "x.gguf"]):
+        tapetune("logits", model, "--tokens", "1,2,3", "--out", mount / "logits", *force)
+    for words in (["convert", model, "--out", mount / "converted"], ["logits", model, "--tokens", "1", "--out", mount / "logits"]):
         done = subprocess.run([tapetune.path, *words], capture_output=True, text=True)
         assert done.returncode == 1 and "already exists" in done.stderr
-    assert names(mount) == ["converted", "model", "x.gguf"]
+    assert names(mount) == ["converted", "logits", "model"]
 
 
 def test_a_killed_run_resumes_to_the_bit(tapetune, mount, tmp_path):
