@@ -30,6 +30,7 @@ struct WriteOptions {
   // Called when the tensors are written, with the text files by name (these, config.json, and the index where there is
   // one), to change them and to add others.
   std::function<void(std::map<std::string, std::string>& files)> complete = {};
+  bool finite = false;  // the tensors are known to have neither NaN nor Inf; else one that has is refused
 };
 
 // Takes the next rows of a tensor.
