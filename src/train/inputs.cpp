@@ -111,6 +111,25 @@ void write_inputs(const fs::path& run, const Recipe& recipe) {
   out.commit();
 }
 
+Recipe with_hash(Recipe recipe, const std::string& model, World& world) {
+  if (recipe.init) return recipe;
+  const std::string hash = world.announce(world.leads() ? Checkpoint::open(model).hash() : "");
+  if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
+    std::error_code status;
+    if (fs::exists(fs::path(recipe.run) / "recipe.yaml", status)) {
+      fail("train",
+           "{}: the weights changed since {} was trained: they hash to {}, it was trained on {}; restore the model, or "
+           "train it in another run folder.",
+           recipe.model, recipe.run, hash, recipe.model_hash);
+    }
+    fail("train",
+         "{}: the weights hash to {}, but the recipe's model_hash is {}; use the right model, or remove model_hash.",
+         recipe.model, hash, recipe.model_hash);
+  }
+  recipe.model_hash = hash;
+  return recipe;
+}
+
 void require_trained_base(const fs::path& run, const Recipe& recipe, const Checkpoint& base, bool any_base) {
   if (recipe.model_hash.empty()) return;
   const Json inputs = read_inputs(run);
