@@ -249,7 +249,7 @@ TEST_CASE("model cards: names cannot break a table, a code block or the front ma
   REQUIRE(merged.exit == 0);
   const std::string card = read_file(out / "README.md");
   CHECK_THAT(card, Contains("\n# a\\|b\\<script\\>\\`x\\` --- \"\\$(y)\n") && Contains("base\\|<b>` `` |\n") &&
-                       Contains(R"(from_pretrained("a|b<script>`x`\n---\n\"$(y)", dtype) ") &&
+                       Contains("from_pretrained(\"a|b<script>`x`\\n---\\n\\\"$(y)\", dtype") &&
                        Contains("tapetune generate 'a|b<script>`x` --- \"$(y)' --prompt"));
   const std::vector<std::string> lines = lines_of(card);
   CHECK(std::count(lines.begin(), lines.end(), "---") == 2);  // the front matter's own

@@ -95,9 +95,10 @@ TEST_CASE("a folder that is no run's: what a run would overwrite is refused by n
     fs::create_directories((folder / name).parent_path());
     write_file(folder / name, text);
     const auto before = contents(folder);
-    refused(setup.train({"run=" + folder.string()}), Contains(fmt::format("{}: has {}, which no training run wrote",
-                                                                          folder.string(), *fs::path(name).begin())) &&
-                                                         Contains("Choose another run folder"));
+    refused(setup.train({"run=" + folder.string()}),
+            Contains(fmt::format("{}: has {}, which no training run wrote", folder.string(),
+                                 fs::path(name).begin()->string())) &&
+                Contains("Choose another run folder"));
     CHECK(contents(folder) == before);
     fs::remove_all(folder);
   }
@@ -121,19 +122,21 @@ TEST_CASE("a folder that is no run's: compare and text to pack refuse it before 
   const fs::path runs = setup.folder("runs");
   fs::create_directories(runs / "mine" / "adapter");
   write_file(runs / "mine" / "adapter" / "weights", "mine");
+  const auto before = contents(runs);
   refused(run({"compare", setup.recipe(), "held_out=0.1", "--runs", runs.string(), "--out",
                setup.folder("report").string()}),
           Contains("mine: has adapter, which no training run wrote"));
-  CHECK(contents(runs).size() == 1);
+  CHECK(contents(runs) == before);
   CHECK_FALSE(fs::exists(setup.folder("report")));
 
   const fs::path book = setup.folder("book.txt"), folder = setup.folder("texts");
   write_file(book, std::string(4000, 'a'));
   fs::create_directories(folder / "data");
   write_file(folder / "data" / "book.txt.tokens", "mine");
+  const auto packed = contents(folder);
   refused(setup.train({"data=" + book.string(), "run=" + folder.string()}),
           Contains("book.txt.tokens: is there already, and no run packed it"));
-  CHECK(contents(folder) == std::map<std::string, std::string>{{"data/book.txt.tokens", "mine"}});
+  CHECK(contents(folder) == packed);
 }
 
 TEST_CASE("a run folder: files of others stay, and only a run's own partial files are removed") {
@@ -310,8 +313,7 @@ TEST_CASE("verify RUN checks every part of a run, and names what is damaged") {
     spoil();
     const RunResult result = setup.verify();
     CHECK(result.exit == 1);
-    CHECK_THAT(result.err, StartsWith("error: [verify] ") && Contains("is " + part + ": "));
-    CHECK(lines_of(result.err).size() == 1);
+    CHECK_THAT(lines_of(result.err).back(), StartsWith("error: [verify] ") && Contains("is " + part + ": "));
     write_file(file, before);
   };
   const auto spoil = [&](const fs::path& file, const std::string& part) {

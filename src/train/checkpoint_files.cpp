@@ -68,6 +68,14 @@ void write_hashes(const fs::path& checkpoint) {
   out.finish();
 }
 
+std::string words_of(const std::exception& error) {
+  std::string text = error.what();
+  if (const std::size_t end = text.find("] "); text.starts_with('[') && end != std::string::npos)
+    text.erase(0, end + 2);
+  if (text.ends_with('.')) text.pop_back();
+  return text;
+}
+
 bool has_hashes(const fs::path& checkpoint) {
   std::error_code status;
   return fs::exists(checkpoint / hashes_file, status);
@@ -96,9 +104,7 @@ std::string damage_of(const fs::path& checkpoint) {
   } catch (const Interrupted&) {
     throw;
   } catch (const std::exception& error) {
-    std::string text = error.what();
-    if (text.ends_with('.')) text.pop_back();
-    return text;
+    return words_of(error);
   }
   return "";
 }

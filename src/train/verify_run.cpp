@@ -65,8 +65,7 @@ class RunVerification {
     } catch (const Interrupted&) {
       throw;
     } catch (const std::exception& error) {  // ours, the file system's, and that of JSON of another shape
-      result = {State::damaged, "", error.what()};
-      if (result.detail.ends_with('.')) result.detail.pop_back();
+      result = {State::damaged, "", words_of(error)};
     }
     result.part = part;
     checks_.push_back(std::move(result));
