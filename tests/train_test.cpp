@@ -281,10 +281,11 @@ TEST_CASE("training: NaN stops the run and keeps the last checkpoint") {
   for (auto& [name, tensor] : adapter) tensor = tensor.clone();
   adapter.at("base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight")[1][1] = NAN;
   save_safetensors(last / "adapter_model.safetensors", adapter, true, {{"format", "pt"}});
+  fs::remove(last / "hashes.json");  // as of an earlier version, which saved it like that
   const RunResult stopped = run_.train({"steps=12"});
   CHECK(stopped.exit == 1);
   CHECK_THAT(stopped.err, Contains("step 7: model.layers.0.self_attn.v_proj.lora_B.weight is NaN or Inf") &&
-                              Contains("step-00000006"));
+                              Contains("the last good checkpoint is ") && Contains("step-00000003"));
   CHECK(fs::exists(last / "state.json"));
   CHECK_FALSE(fs::exists(fs::path(run_.folder()) / "checkpoints/step-00000012"));
 

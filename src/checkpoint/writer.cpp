@@ -5,7 +5,9 @@
 #include <mutex>
 #include <thread>
 
+#include "checkpoint/carry.h"
 #include "checkpoint/dtype.h"
+#include "checkpoint/finite.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -110,8 +112,10 @@ class Beside {
 // One planned tensor on its way into a file.
 class TensorWriter {
  public:
-  TensorWriter(const PlannedTensor& planned, std::shared_ptr<OutputFile> out, Beside& beside, Progress& progress)
-      : planned_(planned), out_(std::move(out)), beside_(beside), progress_(progress) {}
+  // finite: the numbers are known to be.
+  TensorWriter(const PlannedTensor& planned, std::shared_ptr<OutputFile> out, Beside& beside, Progress& progress,
+               bool finite)
+      : planned_(planned), out_(std::move(out)), beside_(beside), progress_(progress), finite_(finite) {}
 
   void put(const at::Tensor& rows) {
     std::vector<std::int64_t> fitting = planned_.shape;
@@ -139,6 +143,12 @@ class TensorWriter {
   void write(const at::Tensor& rows) {
     check_interrupted();
     const at::Tensor piece = rows.to(at::kCPU).to(planned_.dtype).contiguous();
+    if (!finite_ && !all_finite(piece)) {
+      fail("writer", "{}: has NaN or Inf{}; nothing was written.", planned_.name,
+           !all_finite(rows)             ? ": the model is damaged, download or copy it again"
+           : planned_.dtype == at::kHalf ? " in f16, whose largest number is 65504; use --dtype bf16"
+                                         : " in the dtype that it is written in; use --dtype f32");
+    }
     written_ += piece.nbytes();
     rows_ += piece.dim() > 0 ? piece.size(0) : 0;
     if (written_ > planned_bytes(planned_)) end();
@@ -150,25 +160,10 @@ class TensorWriter {
   std::shared_ptr<OutputFile> out_;
   Beside& beside_;
   Progress& progress_;
+  bool finite_;
   std::uint64_t written_ = 0;
   std::int64_t rows_ = 0;
 };
-
-// The files beside the weights that transformers, vLLM and llama.cpp look for.
-constexpr std::string_view carried_names[] = {"generation_config.json",  "tokenizer.json",    "tokenizer.model",
-                                              "tokenizer_config.json",   "vocab.json",        "merges.txt",
-                                              "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"};
-
-// `made`: files that are written with a text of their own instead.
-void carry_files(const fs::path& from, const fs::path& to, const std::map<std::string, std::string>& made) {
-  std::error_code status;
-  for (const std::string_view name : carried_names) {
-    if (made.contains(std::string(name)) || !fs::exists(from / name, status)) continue;
-    OutputFile out(to / name);
-    out.write(read_text(from / name));
-    out.finish();
-  }
-}
 
 }  // namespace
 
@@ -178,7 +173,7 @@ bool is_checkpoint_file(std::string_view name) {
   if (name.starts_with("model-") && name.ends_with(".safetensors") && name.find("-of-") != std::string_view::npos) {
     return true;
   }
-  return std::ranges::find(carried_names, name) != std::end(carried_names);
+  return is_carried(name);
 }
 
 void write_checkpoint(const fs::path& folder, const ModelConfig& config, const std::vector<PlannedTensor>& plan,
@@ -191,6 +186,8 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
                        const StreamTensor& stream, const WriteOptions& options) {
   if (plan.empty()) fail("writer", "{}: there are no tensors to write.", folder.string());
   if (options.shard_bytes == 0) fail("writer", "the shard size must be greater than 0.");
+  const std::vector<std::string> carried =
+      options.carry_from.empty() ? std::vector<std::string>() : files_to_carry(options.carry_from);
   const std::vector<std::vector<PlannedTensor>> shards = split(plan, options.shard_bytes);
   std::uint64_t total = 0, parameters = 0;
   std::map<std::string, std::uint64_t> by_dtype;
@@ -222,7 +219,7 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
       beside.run([out, head] { out->write(head); });
       for (const TensorEntry& entry : entries) {
         at_moment("tensor");
-        TensorWriter writer(*planned[entry.name], out, beside, progress);
+        TensorWriter writer(*planned[entry.name], out, beside, progress, options.finite);
         stream(entry.name, [&](const at::Tensor& rows) { writer.put(rows); });
         writer.end();
       }
@@ -242,7 +239,10 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
                                      [](const auto& a, const auto& b) { return a.second < b.second; });
   files["config.json"] = write_config(config, most->first);
   if (options.complete) options.complete(files);
-  if (!options.carry_from.empty()) carry_files(options.carry_from, staged.path(), files);
+  for (const std::string& name : carried) {
+    if (!files.contains(name)) files[name] = read_text(options.carry_from / name);
+  }
+  drop_foreign_code(files);
   for (const auto& [name, text] : files) {
     OutputFile out(staged.path() / name);
     out.write(text);

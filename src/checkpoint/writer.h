@@ -35,6 +35,7 @@ struct WriteOptions {
   // one), to change them and to add others.
   std::function<void(std::map<std::string, std::string>& files)> complete = {};
   WritesName writes = is_checkpoint_file;
+  bool finite = false;  // the tensors are known to have neither NaN nor Inf; else one that has is refused
 };
 
 // Takes the next rows of a tensor.

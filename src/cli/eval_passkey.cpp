@@ -90,12 +90,7 @@ void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std:
   file.commit();
 }
 
-void run_verb(const Passkey& verb, World& world) {
-  if (world.leads() && !verb.details.empty()) {
-    require_writable(verb.details, /*replace=*/true);
-    require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder});
-  }
-  const Subject subject = open_subject(verb.model, world);
+void measure(const Passkey& verb, const Subject& subject, World& world) {
   const Tokenizer tokenizer = subject.open_tokenizer();
   const Llama& model = subject.adapted.model;
   const std::int64_t context = model.config().longest_context();
@@ -131,6 +126,19 @@ void run_verb(const Passkey& verb, World& world) {
     print_grid(cells, verb.options.depths.size(), context);
   }
   if (longest > context) fmt::print("* longer than the model's context of {}\n", context);
+}
+
+void run_verb(const Passkey& verb, World& world) {
+  if (world.leads() && !verb.details.empty()) {
+    require_writable(verb.details, /*replace=*/true);
+    require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder});
+  }
+  const Subject subject = open_subject(verb.model, world);
+  try {
+    measure(verb, subject, world);
+  } catch (const NotFinite& error) {
+    fail_naming_weight(subject, error);
+  }
 }
 
 }  // namespace

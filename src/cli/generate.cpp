@@ -122,14 +122,19 @@ void run(const Options& options) {
   };
   const double load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   GenerateTimes times;
-  const std::vector<Generated> results = generate(
-      model, tokens, wanted,
-      [&](std::size_t, std::int64_t token) {
-        if (!streaming) return;
-        if (!stream) echo(prompts.front());
-        put(stream->push(std::array{token}));
-      },
-      &times);
+  std::vector<Generated> results;
+  try {
+    results = generate(
+        model, tokens, wanted,
+        [&](std::size_t, std::int64_t token) {
+          if (!streaming) return;
+          if (!stream) echo(prompts.front());
+          put(stream->push(std::array{token}));
+        },
+        &times);
+  } catch (const NotFinite& error) {
+    fail_naming_weight(subject, error);
+  }
 
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (options.json) {

@@ -65,6 +65,18 @@ Tokenizer Subject::open_tokenizer() const {
   return Tokenizer::open(tokenizer);
 }
 
+void fail_naming_weight(const Subject& subject, const NotFinite& error) {
+  const auto refuse = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined() || all_finite(tensor.detach())) return;
+    fail("model", "{}: {} has NaN or Inf; the adapter or the base model is damaged, use another checkpoint.",
+         subject.name, name);
+  };
+  const Llama& model = subject.adapted.model;
+  for (const Parameter& parameter : subject.adapted.parameters) refuse(parameter.name, parameter.value);
+  for (const auto& [name, tensor] : named_weights(model.config(), model.weights())) refuse(name, tensor);
+  throw error;
+}
+
 void add_subject(CLI::App& verb, ModelOptions& options, bool seeded) {
   options.add_to(verb, seeded);
   verb.get_option("model")->description(

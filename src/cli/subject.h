@@ -6,6 +6,7 @@
 #include <string>
 
 #include "adapters/adapter.h"
+#include "checkpoint/finite.h"
 #include "cli/options.h"
 #include "distributed/world.h"
 #include "hf/tokenizer.h"
@@ -28,6 +29,8 @@ struct Subject {
 // The options of a model, for commands that take a run as well.
 void add_subject(CLI::App& verb, ModelOptions& options, bool seeded = false);
 Subject open_subject(const ModelOptions& options);
+// Fails with the name of the first weight that has NaN or Inf, or as `error` says where none has.
+[[noreturn]] void fail_naming_weight(const Subject& subject, const NotFinite& error);
 // The checkpoint folder behind a run or an adapter, its base model; the folder itself where it is neither. Empty where
 // a run was trained from scratch.
 std::filesystem::path base_folder(const std::filesystem::path& folder);

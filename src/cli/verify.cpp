@@ -8,6 +8,8 @@
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/error.h"
+#include "train/base.h"
+#include "train/verify_run.h"
 
 namespace tapetune::cli {
 
@@ -37,6 +39,28 @@ void print_result(const Verification& result) {
       result.tokens, result.logits_difference, result.largest_logit, result.same_next);
 }
 
+void verify_run_folder(const std::string& run, bool json) {
+  std::error_code status;
+  if (!std::filesystem::exists(run, status)) fail("verify", "{}: no such folder.", run);
+  if (!is_run(run)) {
+    fail("verify", "{}: is not a training run (it has no recipe.yaml); give a second model to compare it with.", run);
+  }
+  const std::vector<RunCheck> checks = verify_run(run);
+  const RunCheck* first = nullptr;
+  std::size_t damaged = 0;
+  for (const RunCheck& check : checks) {
+    if (!json) fmt::print("{:<9}  {:<27}  {}\n", check_state_name(check.state), check.part, check.detail);
+    if (check.state != RunCheck::State::damaged) continue;
+    if (first == nullptr) first = &check;
+    ++damaged;
+  }
+  if (json) fmt::print("{}\n", to_text(run_checks_json(checks), 2, Json::error_handler_t::replace));
+  if (first == nullptr) return;
+  std::fflush(stdout);
+  fail("verify", "{}: {} of {} parts {} damaged; the first is {}: {}.", run, damaged, checks.size(),
+       damaged == 1 ? "is" : "are", first->part, first->detail);
+}
+
 }  // namespace
 
 void add_verify(CLI::App& app) {
@@ -48,9 +72,11 @@ void add_verify(CLI::App& app) {
     bool json = false;
   };
   const auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("verify", "Compare two models, tensors and logits; exit 1 if they differ");
+  CLI::App* verb = app.add_subcommand(
+      "verify",
+      "Compare two models, tensors and logits; or check a run folder. Exit 1 if they differ or it is damaged");
   verb->add_option("a", options->a, "Folder of a checkpoint, of a run, or of an adapter")->required();
-  verb->add_option("b", options->b, "Folder of the other model")->required();
+  verb->add_option("b", options->b, "Folder of the other model; without it, all files of the run A are checked");
   verb->add_option("--model", options->model, "The base model's folder, for an adapter (or a run whose base moved)");
   CLI::Option* prompt = verb->add_option("--prompt", options->verify.prompt, "Text whose logits are compared");
   verb->add_option("--tokens", options->tokens, "Token ids instead, as 1,2,3 (default: 64 from the whole vocabulary)")
@@ -63,10 +89,13 @@ void add_verify(CLI::App& app) {
       ->transform(amount());
   verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
   verb->add_flag("--json", options->json, "Print the result as JSON");
-  verb->footer("example: tapetune verify runs/lora models/lora-8k");
+  verb->footer(
+      "example: tapetune verify runs/lora models/lora-8k\n"
+      "         tapetune verify runs/lora");
   verb->callback([options] {
     const c10::InferenceMode inference;
     if (options->threads > 0) at::set_num_threads(options->threads);
+    if (options->b.empty()) return verify_run_folder(options->a, options->json);
     VerifyOptions& verifying = options->verify;
     verifying.a = options->a;
     verifying.b = options->b;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "hf/hash.h"
 
 namespace tapetune {
 
@@ -166,6 +167,20 @@ TokenIds Batches::window(std::int64_t index) const { return read(place(index)); 
 TokenIds Batches::held_out_window(std::int64_t index) const { return read(held_out_place(index)); }
 
 TokenIds Batches::next() { return window(position_++); }
+
+std::string Batches::sample_hash() const {
+  constexpr std::int64_t tokens = 1 << 16, fewest = 64;
+  const std::int64_t samples = std::max(fewest, tokens / settings_.context);
+  Hasher hasher;
+  const auto add = [&](const TokenIds& ids) { hasher.add(std::as_bytes(std::span(ids))); };
+  const auto spread = [&](std::int64_t windows, std::int64_t most, const auto& window) {
+    const std::int64_t count = std::min(windows, most);
+    for (std::int64_t i = 0; i < count; ++i) add(window(windows * i / count));
+  };
+  spread(windows(), samples, [&](std::int64_t i) { return window(i); });
+  spread(held_out(), samples / 4, [&](std::int64_t i) { return held_out_window(i); });
+  return hasher.hex();
+}
 
 Json Batches::state() const {
   Json state;

@@ -73,6 +73,8 @@ class Batches {
 
   // A few numbers: the position, and what the order depends on.
   Json state() const;
+  // BLAKE3 of windows from all over the files: the same size with other tokens gives another.
+  std::string sample_hash() const;
   // Fails when the order was another: with other files, context, seed, weights or split.
   void restore(const Json& state);
 

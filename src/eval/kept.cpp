@@ -1,5 +1,6 @@
 #include "eval/kept.h"
 
+#include "checkpoint/finite.h"
 #include "core/file.h"
 #include "model/loss.h"
 
@@ -35,7 +36,12 @@ double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens) 
   const std::int64_t targets = row.size(0) - 1;
   ForwardInput in;
   in.tokens = row.narrow(0, 0, targets).unsqueeze(0);
-  return token_losses(model, model.forward(in).last[0], row.narrow(0, 1, targets)).to(at::kDouble).sum().item<double>();
+  const double sum =
+      token_losses(model, model.forward(in).last[0], row.narrow(0, 1, targets)).to(at::kDouble).sum().item<double>();
+  if (!std::isfinite(sum)) {
+    throw_not_finite("eval", "the loss is NaN or Inf; the model's weights or its dtype are broken (try --dtype f32).");
+  }
+  return sum;
 }
 
 void check_fingerprint(double before, double now) {

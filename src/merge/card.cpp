@@ -2,6 +2,8 @@
 
 #include "core/file.h"
 #include "core/json.h"
+#include "core/markdown.h"
+#include "core/shell.h"
 #include "merge/tape_files.h"
 
 namespace tapetune {
@@ -30,6 +32,9 @@ std::string settings_of(const MethodOptions& method) {
   return text;
 }
 
+// A Python string; JSON's escapes are Python's.
+std::string python_text(const std::string& text) { return to_text(Json(text), -1, Json::error_handler_t::replace); }
+
 std::string rope_text(const RopeConfig& rope) {
   std::string text = fmt::format("{}, theta {:g}", rope_type_name(rope.type), rope.theta);
   if (rope.type != RopeType::standard) text += fmt::format(", factor {:g}", rope.factor);
@@ -37,7 +42,7 @@ std::string rope_text(const RopeConfig& rope) {
 }
 
 std::string front(const Origin& origin, std::string_view library) {
-  return fmt::format("---\nlibrary_name: {}\ntags:\n- tapetune\n- {}\n---\n", library, origin.method.method);
+  return fmt::format("---\nlibrary_name: {}\ntags:\n- tapetune\n- {}\n---\n", library, one_line(origin.method.method));
 }
 
 std::string facts(const Origin& origin, const ModelConfig& config) {
@@ -45,12 +50,12 @@ std::string facts(const Origin& origin, const ModelConfig& config) {
   const auto row = [&](std::string_view name, const std::string& value) {
     text += fmt::format("| {} | {} |\n", name, value);
   };
-  row("base model", origin.base.empty() ? "none: trained from random weights" : fmt::format("`{}`", origin.base));
-  if (!origin.base_hash.empty()) row("hash of its weights", fmt::format("`{}`", origin.base_hash));
+  row("base model", origin.base.empty() ? "none: trained from random weights" : markdown_code(origin.base));
+  if (!origin.base_hash.empty()) row("hash of its weights", markdown_code(origin.base_hash));
   if (!origin.trained_hash.empty() && origin.trained_hash != origin.base_hash) {
-    row("trained on other weights", fmt::format("`{}`", origin.trained_hash));
+    row("trained on other weights", markdown_code(origin.trained_hash));
   }
-  row("method", fmt::format("`{}`", settings_of(origin.method)));
+  row("method", markdown_code(settings_of(origin.method)));
   if (origin.step) {
     row("checkpoint",
         fmt::format("step {} of {}{}", *origin.step, origin.steps, origin.finished ? "" : ", of an unfinished run"));
@@ -59,7 +64,7 @@ std::string facts(const Origin& origin, const ModelConfig& config) {
                      ? fmt::format("{}", config.longest_context())
                      : fmt::format("{} (base model: {})", config.longest_context(), origin.base_context));
   row("RoPE", rope_text(config.rope));
-  row("tapetune", origin.version);
+  row("tapetune", markdown_text(origin.version));
   text += "\n`tapetune_provenance.json` has the full recipe.\n";
   return text;
 }
@@ -81,14 +86,14 @@ std::string rope_lines(const Origin& origin, const ModelConfig& config) {
   if (const std::size_t flag = rope.find("false"); flag != std::string::npos) rope.replace(flag, 5, "False");
   const std::string theta = to_text(Json(config.rope.theta));
   return fmt::format(
-      "config = AutoConfig.from_pretrained(\"{}\")\n"
+      "config = AutoConfig.from_pretrained({})\n"
       "rope = {}\n"
       "if hasattr(config, \"rope_parameters\"):  # transformers 5\n"
       "    config.rope_parameters = {{**rope, \"rope_theta\": {}}}\n"
       "else:\n"
       "    config.rope_theta, config.rope_scaling = {}, rope\n"
       "config.max_position_embeddings = {}\n",
-      origin.base, rope, theta, theta, config.context);
+      python_text(origin.base), rope, theta, theta, config.context);
 }
 
 }  // namespace
@@ -110,17 +115,18 @@ std::string model_card(const Origin& origin, const ModelConfig& config, const fs
   const std::string name = name_of(folder);
   const std::string_view trust = tape ? ", trust_remote_code=True" : "";
   std::string text = front(origin, "transformers");
-  text += fmt::format("\n# {}\n\n{}\n\n{}", name,
+  text += fmt::format("\n# {}\n\n{}\n\n{}", markdown_text(name),
                       tape ? "A Llama with TAPE's contextual positions, merged by tapetune. `modeling_tape.py` beside "
                              "the weights lets transformers run it."
                            : "A language model in Hugging Face format, merged by tapetune.",
                       facts(origin, config));
   text += fmt::format("\n## Use\n\n```python\n{}", imports);
-  text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", dtype=\"auto\"{})\n", name, trust);
-  text += fmt::format("tokenizer = AutoTokenizer.from_pretrained(\"{}\"{})\n```\n", name, trust);
-  text += fmt::format("\n    tapetune generate {} --prompt 'Once upon a time'\n", name);
+  text += fmt::format("model = AutoModelForCausalLM.from_pretrained({}, dtype=\"auto\"{})\n", python_text(name), trust);
+  text += fmt::format("tokenizer = AutoTokenizer.from_pretrained({}{})\n```\n", python_text(name), trust);
+  text += fmt::format("\n    tapetune generate {} --prompt 'Once upon a time'\n", shell_word(one_line(name)));
   // vLLM multiplies max_position_embeddings by a linear factor, and would offer a context that was not trained.
-  if (!tape) text += fmt::format("    vllm serve {} --max-model-len {}\n", name, config.longest_context());
+  if (!tape)
+    text += fmt::format("    vllm serve {} --max-model-len {}\n", shell_word(one_line(name)), config.longest_context());
   return text;
 }
 
@@ -128,16 +134,17 @@ std::string adapter_card(const Origin& origin, const ModelConfig& config, const 
   const bool tape = origin.method.method == "tape";
   const std::string name = name_of(folder);
   std::string text = front(origin, tape ? "tapetune" : "peft");
-  text += fmt::format("\n# {}\n\nAn adapter in PEFT format, trained by tapetune.{}\n\n{}\n## Use\n\n", name,
-                      tape ? " Only tapetune loads it; merge it to use it elsewhere." : "", facts(origin, config));
+  text +=
+      fmt::format("\n# {}\n\nAn adapter in PEFT format, trained by tapetune.{}\n\n{}\n## Use\n\n", markdown_text(name),
+                  tape ? " Only tapetune loads it; merge it to use it elsewhere." : "", facts(origin, config));
   if (!tape) {
     const bool scaled = !(config.rope == origin.base_rope);
     text += fmt::format("```python\nfrom transformers import {}AutoModelForCausalLM\nfrom peft import PeftModel\n",
                         scaled ? "AutoConfig, " : "");
     if (scaled) text += rope_lines(origin, config);
-    text += fmt::format("model = AutoModelForCausalLM.from_pretrained(\"{}\", {}dtype=\"auto\")\n", origin.base,
-                        scaled ? "config=config, " : "");
-    text += fmt::format("model = PeftModel.from_pretrained(model, \"{}\")\n```\n\n", name);
+    text += fmt::format("model = AutoModelForCausalLM.from_pretrained({}, {}dtype=\"auto\")\n",
+                        python_text(origin.base), scaled ? "config=config, " : "");
+    text += fmt::format("model = PeftModel.from_pretrained(model, {})\n```\n\n", python_text(name));
     if (scaled) {
       text +=
           "An adapter does not store RoPE settings: without the lines about `config`, the base model's positions would "
@@ -145,7 +152,7 @@ std::string adapter_card(const Origin& origin, const ModelConfig& config, const 
     }
   }
   text += fmt::format("\n    tapetune generate {} --adapter {} --prompt 'Once upon a time'\n",
-                      origin.base.empty() ? "BASE" : origin.base, name);
+                      origin.base.empty() ? "BASE" : shell_word(one_line(origin.base)), shell_word(one_line(name)));
   return text;
 }
 

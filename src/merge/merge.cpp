@@ -8,6 +8,7 @@
 #include "adapters/peft.h"
 #include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
+#include "checkpoint/finite.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -26,29 +27,6 @@ namespace {
 
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 constexpr const char* head_name = "lm_head.weight";
-
-// An exponent of all ones is Inf or NaN.
-template <typename Word>
-bool finite_words(const Word* words, std::size_t count, Word exponent) {
-  Word bad = 0;
-  for (std::size_t i = 0; i < count; ++i) bad |= static_cast<Word>((words[i] & exponent) == exponent);
-  return bad == 0;
-}
-
-bool all_finite(const at::Tensor& tensor) {
-  const void* data = tensor.const_data_ptr();
-  const auto count = static_cast<std::size_t>(tensor.numel());
-  switch (tensor.scalar_type()) {
-    case at::kBFloat16:
-      return finite_words<std::uint16_t>(static_cast<const std::uint16_t*>(data), count, 0x7F80);
-    case at::kHalf:
-      return finite_words<std::uint16_t>(static_cast<const std::uint16_t*>(data), count, 0x7C00);
-    case at::kFloat:
-      return finite_words<std::uint32_t>(static_cast<const std::uint32_t*>(data), count, 0x7F800000);
-    default:
-      return at::isfinite(tensor).all().item<bool>();
-  }
-}
 
 // The base's hash, taken beside the merge: it reads what the merge reads.
 class BaseHash {
@@ -339,6 +317,7 @@ void merge(const MergeInput& input, const MergeOptions& options) {
   write.replace = options.replace;
   write.carry_from = input.carry_from;
   write.writes = is_merged_file;
+  write.finite = true;  // Merged::rows refuses what is not
   write.complete = [&](std::map<std::string, std::string>& files) {
     const Origin origin = origin_of(input, options, base_hash.get());
     if (input.method.method == "tape") add_tape_files(merged.config(), input.method, input.carry_from, files);

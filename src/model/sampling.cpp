@@ -1,5 +1,6 @@
 #include "model/sampling.h"
 
+#include "checkpoint/finite.h"
 #include "core/error.h"
 
 namespace tapetune {
@@ -12,6 +13,10 @@ Sampler::Sampler(const SamplingOptions& options) : options_(options), random_(op
 }
 
 std::int64_t Sampler::next(const at::Tensor& logits) {
+  if (!all_finite(logits)) {
+    throw_not_finite("model",
+                     "the logits have NaN or Inf; the model's weights or its dtype are broken (try --dtype f32).");
+  }
   if (options_.temperature == 0) return logits.argmax().item<std::int64_t>();
   const std::int64_t kept = options_.top_k == 0 ? logits.numel() : std::min(options_.top_k, logits.numel());
   const auto [values, ids] = at::topk(logits.to(at::kDouble), kept);  // sorted, so that top-p is a prefix

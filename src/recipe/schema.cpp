@@ -408,7 +408,9 @@ std::vector<Field> make_fields() {
       harmless(whole("micro_batch", in(&Recipe::micro_batch), 1, "most sequences computed at once on a rank")),
       from_zero("optimizer.lr", of_optimizer(&Optimizer::lr), "peak learning rate (AdamW)"),
       {{"optimizer.betas", "two numbers", "", "from 0 to below 1", "AdamW's betas", true}, set_betas, get_betas},
-      above_zero("optimizer.eps", of_optimizer(&Optimizer::eps), "AdamW's epsilon"),
+      // The optimizer computes in f32, where anything less may be 0, and 0 / 0 is NaN.
+      number<double>("optimizer.eps", of_optimizer(&Optimizer::eps), std::numeric_limits<float>::min(), huge,
+                     ">= 1.2e-38, to differ from 0 in f32", "AdamW's epsilon"),
       from_zero("optimizer.weight_decay", of_optimizer(&Optimizer::weight_decay), "decoupled weight decay"),
       from_zero("optimizer.clip", of_optimizer(&Optimizer::clip), "gradient clipping by norm; 0: off"),
       word("schedule.kind", of_schedule(&Schedule::kind), {"constant", "cosine", "linear"},

@@ -587,6 +587,9 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   if (world.size() > 1) together.emplace();
   std::vector<NamedRecipe> recipes = given;
   require_own_folders(recipes);
+  for (const NamedRecipe& each : recipes) {
+    if (world.leads()) RunFolder::require_ours(each.recipe.run);
+  }
   require_comparable(recipes, world);
   const Recipe& first = recipes.front().recipe;
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/digits.h"
+#include "core/markdown.h"
 #include "recipe/recipe.h"
 #include "recipe/yaml.h"
 #include "report/chart.h"
@@ -237,14 +238,14 @@ std::string markdown(const Comparison& c) {
   bool marked = false;
   for (std::size_t t = 0; t < c.texts.size(); ++t) {
     text += fmt::format("{}Perplexity on {} tokens of {}, protocol {}:\n\n|  |", t == 0 ? "" : "\n",
-                        grouped(c.texts[t].tokens), c.texts[t].name, protocol_name(c.protocol));
+                        grouped(c.texts[t].tokens), markdown_text(c.texts[t].name), protocol_name(c.protocol));
     const std::vector<std::string> headings = paper_headings(c);
     for (const std::int64_t context : c.contexts) text += fmt::format(" {} |", context);
     for (const std::string& heading : headings) text += fmt::format(" {} |", heading);
     text += "\n|---|";
     for (std::size_t i = 0; i < c.contexts.size() + headings.size(); ++i) text += "---:|";
     for (const Entry& entry : c.entries) {
-      text += fmt::format("\n| {} |", entry.name);
+      text += fmt::format("\n| {} |", markdown_text(entry.name));
       for (std::size_t i = 0; i < c.contexts.size(); ++i) {
         const ContextPerplexity& row = entry.perplexity[t][i];
         const std::string mark = row.perplexity == best_perplexity(c, t, i) ? "**" : "";
@@ -261,8 +262,8 @@ std::string markdown(const Comparison& c) {
   if (!c.equal_positions.empty()) {
     text += fmt::format(
         "\nThe recipes scale positions differently ({}), so these numbers compare methods and scalings at once. To "
-        "compare the methods with equal positions:\n\n```sh\n{}\n```\n",
-        position_differences(c), c.equal_positions);
+        "compare the methods with equal positions:\n\n{}",
+        markdown_text(position_differences(c)), markdown_block("sh", c.equal_positions));
   }
   return text;
 }

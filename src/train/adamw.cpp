@@ -1,5 +1,6 @@
 #include "train/adamw.h"
 
+#include "checkpoint/finite.h"
 #include "core/error.h"
 
 namespace tapetune {
@@ -96,6 +97,12 @@ double AdamW::clip(double limit) {
     }
   }
   return norm;
+}
+
+std::string AdamW::first_not_finite() const {
+  const auto bad = [](const Share& share) { return !all_finite(share.mean) || !all_finite(share.square); };
+  const auto found = std::find_if(shares_.begin(), shares_.end(), bad);
+  return found == shares_.end() ? "" : parameters_[found->parameter].name;
 }
 
 std::map<std::string, at::Tensor> AdamW::state() const {

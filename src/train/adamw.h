@@ -29,6 +29,9 @@ class AdamW {
   // The global norm of all gradients; `limit` above 0 scales them down to it.
   double clip(double limit);
 
+  // The first parameter whose moments on this process have NaN or Inf; empty: none.
+  std::string first_not_finite() const;
+
   // Moments and step counts under the parameters' names, for a checkpoint; whole on the group's first process, and
   // nothing on the others.
   std::map<std::string, at::Tensor> state() const;

@@ -124,6 +124,28 @@ std::string hash_weights(const Checkpoint& base) {
   });
 }
 
+Recipe with_hash(Recipe recipe, const std::string& model, World& world) {
+  if (recipe.init) return recipe;
+  // The other ranks wait for the hash; they stop together before the first step.
+  std::optional<HoldInterrupts> together;
+  if (world.size() > 1) together.emplace();
+  const std::string hash = world.announce(world.leads() ? hash_weights(Checkpoint::open(model)) : "");
+  if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
+    std::error_code status;
+    if (fs::exists(fs::path(recipe.run) / "recipe.yaml", status)) {
+      fail("train",
+           "{}: the weights changed since {} was trained: they hash to {}, it was trained on {}; restore the model, or "
+           "train it in another run folder.",
+           recipe.model, recipe.run, hash, recipe.model_hash);
+    }
+    fail("train",
+         "{}: the weights hash to {}, but the recipe's model_hash is {}; use the right model, or remove model_hash.",
+         recipe.model, hash, recipe.model_hash);
+  }
+  recipe.model_hash = hash;
+  return recipe;
+}
+
 void require_trained_base(const fs::path& run, const Recipe& recipe, const Checkpoint& base, bool any_base) {
   if (recipe.model_hash.empty()) return;
   const Json inputs = read_inputs(run);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
+#include "distributed/world.h"
 #include "recipe/recipe.h"
 
 namespace tapetune {
@@ -27,6 +28,10 @@ void write_inputs(const std::filesystem::path& run, const Recipe& recipe);
 
 // The hash of all weights, read with a progress bar; Ctrl-C ends it.
 std::string hash_weights(const Checkpoint& base);
+
+// The recipe with the hash of its base model's weights, which rank 0 reads all of; fails where the recipe has another.
+// model: the folder as it was found.
+Recipe with_hash(Recipe recipe, const std::string& model, World& world);
 
 // Fails where the base model's weights are not those that the run was trained on, or with `any_base` warns. Reads no
 // weights where their files have the recorded sizes and times; else, and in a run without a record, hashes all of them.

@@ -13,8 +13,8 @@
 #include "core/log.h"
 #include "data/pack.h"
 #include "data/text_files.h"
-#include "hf/hash.h"
 #include "train/base.h"
+#include "train/checkpoint_files.h"
 #include "train/run_folder.h"
 
 namespace tapetune {
@@ -22,12 +22,6 @@ namespace tapetune {
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string hash_of_text(const fs::path& path) {
-  Hasher hasher;
-  if (fs::file_size(path) > 0) hasher.add(MappedFile::open(path)->bytes());
-  return hasher.hex();
-}
 
 std::int64_t modified(const fs::path& path) { return fs::last_write_time(path).time_since_epoch().count(); }
 
@@ -43,7 +37,7 @@ Json sources_of(const std::string& text) {
     files.push_back({{"path", utf8_name(file.path.string())},
                      {"bytes", file.bytes},
                      {"modified", modified(file.path)},
-                     {"blake3", hash_of_text(file.path)}});
+                     {"blake3", hash_of_file(file.path)}});
   }
   return files;
 }
@@ -59,7 +53,7 @@ std::string changed_file(const Json& before, const std::string& text) {
     const bool renamed =
         fs::path(known.at("path").get<std::string>()).filename() != utf8_name(path.filename().string());
     const bool same = !renamed && known.at("bytes") == files[i].bytes &&
-                      (known.at("modified") == modified(path) || known.at("blake3") == hash_of_text(path));
+                      (known.at("modified") == modified(path) || known.at("blake3") == hash_of_file(path));
     if (!same) return path.string();
   }
   return "";
@@ -85,6 +79,14 @@ fs::path packed_path(const Recipe& recipe, std::size_t index) {
     }
   }
   return fs::path(recipe.run) / "data" / (own + ".tokens");
+}
+
+// Fails where packing would replace a token file that no run packed. A run that was killed has left its lock.
+void require_own_tokens(const Recipe& recipe, const fs::path& tokens) {
+  std::error_code status;
+  if (!fs::exists(tokens, status) || fs::exists(record_of(tokens), status)) return;
+  if (fs::exists(fs::path(recipe.run) / "lock", status)) return;
+  fail("train", "{}: is there already, and no run packed it; move it, or choose another run folder.", tokens.string());
 }
 
 // Whether the token file is what this text gives with this tokenizer.
@@ -140,7 +142,8 @@ void pack_text(const Recipe& recipe, const fs::path& tokenizer) {
     options.threads = at::get_num_threads();
     const Json files = sources_of(text);
     std::error_code status;
-    const bool fresh = !fs::exists(recipe.run, status);
+    require_own_tokens(recipe, tokens);
+    const bool made = !fs::exists(recipe.run, status), claimed = RunFolder::claim(recipe.run);
     fs::create_directories(tokens.parent_path(), status);
     if (status) fail("train", "{}: cannot be created: {}; choose another run folder.", recipe.run, status.message());
     try {
@@ -150,7 +153,9 @@ void pack_text(const Recipe& recipe, const fs::path& tokenizer) {
       out.commit();
       note("packed {} into {}: {}", text, tokens.string(), counted(packed.info.tokens, "token"));
     } catch (...) {
-      if (fresh) fs::remove_all(recipe.run, status);
+      fs::remove(tokens.parent_path(), status);  // a folder goes only if there is nothing in it
+      if (claimed) fs::remove(fs::path(recipe.run) / "lock", status);
+      if (made) fs::remove(recipe.run, status);
       throw;
     }
   }
@@ -175,6 +180,27 @@ void prepare_text(const Recipe& written, const Recipe& recipe, const fs::path& t
   }
 }
 
+std::string token_names(const Recipe& recipe) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < recipe.data.size(); ++i) names.push_back(token_path(recipe, i).string());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+Batches open_batches(const Recipe& recipe, const BaseModel& base) {
+  const std::optional<Vocabulary> vocabulary = known_vocabulary(base.tokenizer);
+  std::vector<DataFile> files;
+  files.reserve(recipe.data.size());
+  for (std::size_t i = 0; i < recipe.data.size(); ++i) {
+    files.push_back({open_tokens(token_path(recipe, i), vocabulary, base.config),
+                     recipe.data.size() > 1 ? std::optional(recipe.data[i].weight) : std::nullopt});
+  }
+  BatchSettings settings;
+  settings.context = recipe.context;
+  settings.seed = recipe.seed;
+  settings.held_out = recipe.held_out;
+  return {std::move(files), settings};
+}
+
 void share_packed(const Recipe& from, const Recipe& to) {
   RunFolder::require_fits(to);
   for (std::size_t i = 0; i < from.data.size(); ++i) {
@@ -182,6 +208,8 @@ void share_packed(const Recipe& from, const Recipe& to) {
     const fs::path source = packed_path(from, i), target = packed_path(to, i);
     std::error_code status;
     if (fs::exists(record_of(target), status)) continue;
+    require_own_tokens(to, target);
+    RunFolder::claim(to.run);
     fs::create_directories(target.parent_path(), status);
     fs::remove(target, status);  // of packing that was killed
     // The record last: without it, a token file counts as not packed.

@@ -5,10 +5,13 @@
 #include <optional>
 #include <string>
 
+#include "data/batches.h"
 #include "distributed/world.h"
 #include "recipe/recipe.h"
 
 namespace tapetune {
+
+struct BaseModel;
 
 // Whether data number `index` is text to pack, or was: text that is gone is known by what the run folder has of it.
 bool is_text_data(const Recipe& recipe, std::size_t index);
@@ -25,6 +28,12 @@ void pack_text(const Recipe& recipe, const std::filesystem::path& tokenizer);
 // pack_text on rank 0, for all ranks, which need its run folder for this. Fails where the folder holds a run of another
 // recipe. written: the recipe as the run folder keeps it; recipe: with its paths as they are found.
 void prepare_text(const Recipe& written, const Recipe& recipe, const std::filesystem::path& tokenizer, World& world);
+
+// All token files, for messages.
+std::string token_names(const Recipe& recipe);
+
+// The recipe's windows; its text is packed, and its paths are as they are found.
+Batches open_batches(const Recipe& recipe, const BaseModel& base);
 
 // Gives the run of `to` the token files that the run of `from` packed from the same data.
 void share_packed(const Recipe& from, const Recipe& to);

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 
 #include "adapters/peft.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/writer.h"
 #include "core/clock.h"
 #include "core/digits.h"
@@ -22,10 +23,10 @@
 #include "distributed/layout.h"
 #include "distributed/sequence.h"
 #include "distributed/sharded_base.h"
-#include "model/linear.h"
 #include "model/loss.h"
 #include "train/adamw.h"
 #include "train/base.h"
+#include "train/checks.h"
 #include "train/disk.h"
 #include "train/inputs.h"
 #include "train/record.h"
@@ -49,45 +50,6 @@ double peak_megabytes() {
 // Checkpoints say so, because before this they depended on the micro-batch.
 constexpr const char* draws_by_sequence = "sequence";
 
-// The recipe with what its base model is by now; a recipe that says what it should be is held to it. One rank reads it
-// all for that. model: where it is.
-Recipe with_hash(Recipe recipe, const std::string& model, World& world) {
-  if (recipe.init) return recipe;
-  // The other ranks wait for the hash; they stop together before the first step.
-  std::optional<HoldInterrupts> together;
-  if (world.size() > 1) together.emplace();
-  const std::string hash = world.announce(world.leads() ? hash_weights(Checkpoint::open(model)) : "");
-  if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
-    std::error_code status;
-    if (fs::exists(fs::path(recipe.run) / "recipe.yaml", status)) {
-      fail("train",
-           "{}: the weights changed since {} was trained: they hash to {}, it was trained on {}; restore the model, or "
-           "train it in another run folder.",
-           recipe.model, recipe.run, hash, recipe.model_hash);
-    }
-    fail("train",
-         "{}: the weights hash to {}, but the recipe's model_hash is {}; use the right model, or remove model_hash.",
-         recipe.model, hash, recipe.model_hash);
-  }
-  recipe.model_hash = hash;
-  return recipe;
-}
-
-Batches open_data(const Recipe& recipe, const BaseModel& base) {
-  const std::optional<Vocabulary> vocabulary = known_vocabulary(base.tokenizer);
-  std::vector<DataFile> files;
-  files.reserve(recipe.data.size());
-  for (std::size_t i = 0; i < recipe.data.size(); ++i) {
-    files.push_back({open_tokens(token_path(recipe, i), vocabulary, base.config),
-                     recipe.data.size() > 1 ? std::optional(recipe.data[i].weight) : std::nullopt});
-  }
-  BatchSettings settings;
-  settings.context = recipe.context;
-  settings.seed = recipe.seed;
-  settings.held_out = recipe.held_out;
-  return {std::move(files), settings};
-}
-
 at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(rows.size());
@@ -110,64 +72,6 @@ struct Layout {
   }
 };
 
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t number) { return (hash ^ number) * 0x100000001B3U; }
-
-// What every rank must agree on. Weights are compared by the first bytes of each tensor, data by its size and by
-// windows from all over it.
-void require_same_run(World& world, const Recipe& recipe, const BaseModel& base, const Batches& batches,
-                      const std::string& version) {
-  if (world.size() == 1) return;
-  world.require_same("a version of tapetune", version, "install the same everywhere");
-  world.require_same("a recipe", recipe_yaml(recipe), "start all ranks with the same command");
-  if (recipe.sequence_parallel > 1 && base.dtype != at::kFloat) {
-    // Two ways to compute attention, and what it exchanges for its gradient differs.
-    world.require_same("a way to compute in bf16", cpu_has_fast_bf16() ? "the processor's own" : "through f32",
-                       "set dtype=f32, or use machines of one kind");
-  }
-  std::uint64_t weights = 0;
-  for (const auto& [name, tensor] : named_weights(base.config, base.weights)) {
-    constexpr std::int64_t numbers = 256;
-    const at::Tensor begin = tensor.flatten().narrow(0, 0, std::min(numbers, tensor.numel())).cpu();
-    const auto* bytes = static_cast<const std::uint8_t*>(begin.const_data_ptr());
-    const std::size_t count = begin.nbytes();
-    for (const std::uint8_t byte : std::span(bytes, count)) weights = mixed(weights, byte);
-  }
-  world.require_same("base weights", fmt::format("{:016x}", weights), "copy the same model to every machine");
-  constexpr std::int64_t samples = 64;
-  std::uint64_t hash = 0;
-  for (std::int64_t i = 0; i < samples; ++i) {
-    for (const auto id : batches.window(batches.windows() * i / samples)) {
-      hash = mixed(hash, static_cast<std::uint64_t>(id));
-    }
-  }
-  world.require_same("data", fmt::format("{} {:016x}", to_text(batches.state()), hash),
-                     "copy the same token files to every machine");
-}
-
-bool has_nan_or_inf(const at::Tensor& t) { return t.defined() && !at::isfinite(t).all().item<bool>(); }
-
-// The base model's first tensor with NaN or Inf; empty: none. Weights that are sharded are read from their files.
-std::string bad_base_weight(const BaseModel& base) {
-  const bool here = !base.weights.layers.empty();
-  if (!here && base.path.empty()) return "";
-  for (const auto& [name, tensor] :
-       named_weights(base.config, here ? base.weights : map_weights(Checkpoint::open(base.path)))) {
-    if (has_nan_or_inf(tensor)) return name;
-  }
-  return "";
-}
-
-// The first of what trains that has NaN or Inf, or its gradient.
-std::string first_bad(const std::vector<Parameter>& parameters) {
-  for (const Parameter& p : parameters) {
-    if (has_nan_or_inf(p.value)) return p.name;
-  }
-  for (const Parameter& p : parameters) {
-    if (has_nan_or_inf(p.value.grad())) return "the gradient of " + p.name;
-  }
-  return "the loss";
-}
-
 std::string host_name() {
   char name[256] = "";
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
@@ -180,9 +84,11 @@ class Trainer {
         found_(with_found_paths(recipe, recipe.run, world.leads())),
         recipe_(with_hash(recipe, found_.model, world)),
         base_(open_base(found_, recipe.shard == "base" ? at::kCPU : world.device())),
-        batches_((prepare_text(recipe_, found_, base_.tokenizer, world), open_data(found_, base_))),
+        batches_((prepare_text(recipe_, found_, base_.tokenizer, world), open_batches(found_, base_))),
+        data_sample_(batches_.sample_hash()),
         adapted_(start()),
-        layout_((require_same_run(world, recipe_, base_, batches_, version), Layout(world, recipe_))),
+        layout_(
+            (require_same_run(world, recipe_, base_, batches_.state(), data_sample_, version), Layout(world, recipe_))),
         optimizer_(
             adapted_.parameters,
             {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps, recipe.optimizer.weight_decay},
@@ -192,7 +98,7 @@ class Trainer {
       fail("train", "method {} has no trainable parameters; choose another.", recipe.method.method);
     }
     if (world.leads()) {
-      run_.emplace(recipe_, std::vector{fmt::format("tapetune {}", version)});
+      run_.emplace(recipe_, version);
       write_inputs(run_->path(), recipe_);
       log_.emplace(run_->path() / "train.log");
       say(fmt::format("tapetune {} on {} ({}): {}, {}, {}", version, host_name(), machine_name(),
@@ -273,6 +179,7 @@ class Trainer {
     stop_at(alone ? step_ : step_ + 1);
     std::int64_t saved = step_;
     const auto save_now = [&] {
+      require_finite();
       if (log) log->sizes(metrics_bytes_, events_bytes_);
       save();
       saved = step_;
@@ -282,6 +189,7 @@ class Trainer {
       const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
       if (!due || evaluated_ == step_) return;
       const double held_out = evaluate();
+      if (!std::isfinite(held_out)) fail_not_finite(step_, "the held-out loss");
       if (log) {
         log->metrics.line({{"step", step_}, {"eval_loss", held_out}, {"eval_perplexity", std::exp(held_out)}});
         log->events.scalar("eval_loss", step_, held_out);
@@ -337,6 +245,8 @@ class Trainer {
         if (recipe_.save_every > 0 && step_ % recipe_.save_every == 0 && step_ < recipe_.steps) {
           try {
             save_now();
+          } catch (const NotFinite&) {
+            throw;
           } catch (const Error& error) {
             // A full disk may have room again later; what is on it stays whole.
             warn("step {}: {} Training continues; the last checkpoint is of step {}.", step_, error.what(), saved);
@@ -431,14 +341,34 @@ class Trainer {
 
   double guarded_norm() {
     const double norm = optimizer_.clip(recipe_.optimizer.clip);
-    if (std::isfinite(loss_) && std::isfinite(norm)) return norm;
+    if (!std::isfinite(loss_) || !std::isfinite(norm)) fail_not_finite(step_ + 1, "the loss");
+    return norm;
+  }
+
+  // What the last step made, before it is saved: a gradient that is finite may still make parameters that are not. All
+  // ranks agree, so that none waits for another.
+  void require_finite() {
+    const std::string bad = bad_parameter(adapted_.parameters), moments = optimizer_.first_not_finite();
+    if (summed(bad.empty() && moments.empty() ? 0 : 1, false) == 0) return;
+    fail_not_finite(step_, bad.empty() && !moments.empty() ? "the optimizer state of " + moments : "the update");
+  }
+
+  [[noreturn]] void fail_not_finite(std::int64_t step, const std::string& otherwise) {
     if (const std::string name = bad_base_weight(base_); !name.empty()) {
-      fail("train", "step {}: the base model's weight {} has NaN or Inf; {} is damaged, download or copy it again.",
-           step_ + 1, name, base_.path);
+      throw_not_finite(
+          "train",
+          fmt::format("step {}: the base model's weight {} has NaN or Inf; {} is damaged, download or copy it again.",
+                      step, name, base_.path));
     }
-    const auto last = run_ ? run_->latest() : std::nullopt;
-    fail("train", "step {}: {} is NaN or Inf; the last good checkpoint is {}. Try a smaller optimizer.lr.", step_ + 1,
-         first_bad(adapted_.parameters), last ? last->folder.string() : "none yet");
+    std::string name = bad_parameter(adapted_.parameters);
+    if (name.empty()) name = bad_gradient(adapted_.parameters);
+    std::string good;
+    if (run_) {
+      const auto last = run_->latest_finite();
+      good = fmt::format("; the last good checkpoint is {}", last ? last->folder.string() : "none yet");
+    }
+    throw_not_finite("train", fmt::format("step {}: {} is NaN or Inf{}. Try a smaller optimizer.lr.", step,
+                                          name.empty() ? otherwise : name, good));
   }
 
   double evaluate() {
@@ -477,7 +407,8 @@ class Trainer {
                       {"draws", draws_by_sequence},
                       {"metrics_bytes", metrics_bytes_},
                       {"events_bytes", events_bytes_},
-                      {"data", batches_.state()}};
+                      {"data", batches_.state()},
+                      {"data_sample", data_sample_}};
       state.write(to_text(json, 2) + "\n");
       state.finish();
       at_moment("saving");
@@ -486,7 +417,7 @@ class Trainer {
 
   // Rank 0 reads the last checkpoint; the others need no access to it.
   void resume() {
-    const auto last = run_ ? run_->latest() : std::nullopt;
+    const auto last = run_ ? run_->latest_undamaged() : std::nullopt;
     const fs::path file = last ? last->folder / "state.json" : fs::path();
     const std::string text = world_.announce(last ? read_text(file) : "");
     if (text.empty()) return;
@@ -513,6 +444,13 @@ class Trainer {
     metrics_bytes_ = json.at("metrics_bytes").get<std::int64_t>();
     events_bytes_ = json.value("events_bytes", std::int64_t{0});
     batches_.restore(json.at("data"));
+    // Earlier versions kept no sample.
+    if (const std::string sample = json.value("data_sample", data_sample_); sample != data_sample_) {
+      fail("train",
+           "{}: the tokens are not those that step {} was trained on: the files have the same size and other tokens; "
+           "restore {}, or choose another run folder.",
+           token_names(found_), step_, found_.data.size() > 1 ? "them" : "it");
+    }
   }
 
   World& world_;
@@ -520,6 +458,7 @@ class Trainer {
   Recipe recipe_;  // as written, which is what the run folder keeps
   BaseModel base_;
   Batches batches_;
+  std::string data_sample_;
   AdaptedModel adapted_;
   Layout layout_;
   AdamW optimizer_;
@@ -538,6 +477,7 @@ class Trainer {
 }  // namespace
 
 TrainResult train(const Recipe& recipe, const std::string& version, World& world, const DescribeError& describe) {
+  if (world.leads()) RunFolder::require_ours(recipe.run);
   return Trainer(recipe, version, world).run(describe);
 }
 

@@ -26,7 +26,7 @@ STEPS, KEEP = 280, 2
 MOMENTS = ["start", "step", "write", "step", "write", "clear", "step", "write", "step", "write"] * 5
 CLOCKS = ("time", "tokens_per_s", "peak_mb")  # all other metrics must be the same
 TENSORS = {"adapter_model.safetensors", "optimizer.safetensors"}
-CHECKPOINT = TENSORS | {"adapter_config.json", "tapetune.json", "state.json"}
+CHECKPOINT = TENSORS | {"adapter_config.json", "tapetune.json", "state.json", "hashes.json"}
 RUN = {"recipe.yaml", "inputs.json", "machines.json", "metrics.jsonl", "train.log", "events.out.tfevents.3.tapetune"}
 RUN |= {"checkpoints", "adapter", "lock"}
 PATIENCE = 60  # seconds until a run that shows nothing new counts as stuck
@@ -104,7 +104,8 @@ class Run:
         files = {f"adapter/{file.name}": file.read_bytes() for file in (self.folder / "adapter").iterdir()}
         last = self.checkpoints / self.visible()[-1]
         files |= {file.name: file.read_bytes() for file in last.iterdir()}
-        state = json.loads(files.pop("state.json"))
+        state, hashes = json.loads(files.pop("state.json")), json.loads(files.pop("hashes.json"))
+        assert set(hashes) == CHECKPOINT - {"hashes.json"}
         return files | {"state": {key: value for key, value in state.items() if not key.endswith("_bytes")}}
 
 

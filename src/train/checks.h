@@ -1,0 +1,26 @@
+// What training refuses to go on with: ranks that differ, and numbers that are NaN or Inf.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "adapters/adapter.h"
+#include "core/json.h"
+#include "distributed/world.h"
+#include "recipe/recipe.h"
+#include "train/base.h"
+
+namespace tapetune {
+
+// Fails where ranks differ in what they must agree on. Weights are compared by the first bytes of each tensor, data by
+// its size and by Batches::sample_hash.
+void require_same_run(World& world, const Recipe& recipe, const BaseModel& base, const Json& data,
+                      const std::string& data_sample, const std::string& version);
+
+// The base model's first tensor with NaN or Inf; empty: none. Weights that are sharded are read from their files.
+std::string bad_base_weight(const BaseModel& base);
+// The first trained parameter with NaN or Inf, and the first whose gradient has.
+std::string bad_parameter(const std::vector<Parameter>& parameters);
+std::string bad_gradient(const std::vector<Parameter>& parameters);
+
+}  // namespace tapetune
