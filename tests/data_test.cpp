@@ -682,7 +682,7 @@ TEST_CASE("text that cannot be packed is refused with the file, the line and the
   if (::geteuid() != 0) {  // root reads everything
     fs::permissions(p.folder / "f.txt", fs::perms::none);
     p.options.replace = true;
-    CHECK_THROWS_WITH(p.pack_all({"f.txt"}), Contains("cannot be read"));
+    CHECK_THROWS_WITH(p.pack_all({"f.txt"}), Contains("opening failed: Permission denied; check the permissions"));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "support.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,7 +44,7 @@ std::string error_of(const std::function<void()>& work) {
 }
 
 void write_file(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-std::string read_file(const fs::path& path) { return read_text(path); }
+std::string read_file(const fs::path& path) { return read_text(path, std::uint64_t{8} << 30); }
 
 std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> files;
@@ -81,8 +82,18 @@ RunResult run(const std::vector<std::string>& words, const std::function<void()>
     redirect(err, stderr);
   });
   int status = 0;
-  ::waitpid(child, &status, 0);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
+  rusage used{};
+  ::wait4(child, &status, 0, &used);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err),
+          static_cast<std::uint64_t>(used.ru_maxrss) << 10};
+}
+
+bool has_address_sanitizer() {
+#ifdef __SANITIZE_ADDRESS__
+  return true;
+#else
+  return false;
+#endif
 }
 
 bool killed_at(const std::string& moment, const std::vector<std::string>& words) {

@@ -44,7 +44,12 @@ extern const char* const source_folder;
 struct RunResult {
   int exit = -1;
   std::string out, err;
+  std::uint64_t peak_bytes = 0;  // of resident memory
 };
+
+// Whether address sanitizer is in this build, whose own memory counts with that of a program, and which address-space
+// limits do not leave room for.
+bool has_address_sanitizer();
 
 // In a child, before it becomes another program.
 void redirect(const std::filesystem::path& file, std::FILE* stream);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <vector>
 
 #include "core/error.h"
@@ -20,6 +19,28 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::uint64_t early_bytes = std::uint64_t{8} << 20;
+
+struct Descriptor {
+  int number;
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+};
+
+void require_regular(const fs::path& path, const struct stat& info) {
+  if (S_ISREG(info.st_mode)) return;
+  const char* kind = S_ISDIR(info.st_mode)                            ? "a folder"
+                     : S_ISFIFO(info.st_mode)                         ? "a named pipe"
+                     : S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode) ? "a device"
+                                                                      : "a socket";
+  fail("file", "{}: is not a regular file but {}; check the path.", path.string(), kind);
+}
+
+// What the shell opened for us: opening it again waits for nobody.
+bool handed_over(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  return path == "/dev/stdin" || folder == "/dev/fd" || folder == "/proc/self/fd";
+}
 
 fs::path parent_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
@@ -58,29 +79,61 @@ void sync_folder(const fs::path& folder) {
   if (status != 0 && error != EINVAL && error != EOPNOTSUPP) fail_file(folder, "writing to disk", error);
 }
 
-std::string read_text(const fs::path& path) {
-  std::error_code status;
-  if (fs::is_directory(path, status)) fail("file", "{}: is a folder, but a file is expected.", path.string());
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail_file(path, "opening", errno);
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  if (in.bad()) fail("file", "{}: reading failed.", path.string());
+int open_regular(const fs::path& path) {
+  struct stat info{};
+  if (::stat(path.c_str(), &info) != 0) fail_file(path, "opening", errno);
+  require_regular(path, info);
+  // Should another program put a pipe in the file's place just now, opening must not wait for its writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (descriptor < 0) fail_file(path, "opening", errno);
+  if (::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(descriptor);
+    require_regular(path, info);
+  }
+  return descriptor;
+}
+
+void require_readable(const fs::path& path) {
+  if (!handed_over(path)) ::close(open_regular(path));
+}
+
+std::string read_text(const fs::path& path, std::uint64_t limit) {
+  const Descriptor in{handed_over(path) ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : open_regular(path)};
+  struct stat info{};
+  if (in.number < 0 || ::fstat(in.number, &info) != 0) fail_file(path, "opening", errno);
+  if (S_ISDIR(info.st_mode)) require_regular(path, info);
+  const auto size = static_cast<std::uint64_t>(S_ISREG(info.st_mode) ? info.st_size : 0);
+  const auto require_below_limit = [&](std::uint64_t bytes) {
+    if (bytes <= limit) return;
+    fail("file", "{}: has more than {} bytes, the limit for such a file; check that it is the right one.",
+         path.string(), limit);
+  };
+  require_below_limit(size);
+  // With one byte more than a file has, its end shows without another allocation.
+  std::string text(size > 0 ? size + 1 : 1 << 16, '\0');
+  std::size_t got = 0;
+  for (ssize_t count; (count = ::read(in.number, text.data() + got, text.size() - got)) != 0;) {
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_file(path, "reading", errno);
+    got += static_cast<std::size_t>(count);
+    require_below_limit(got);
+    if (got == text.size()) text.resize(2 * got);
+  }
+  text.resize(got);
   return text;
 }
 
 MappedFile::MappedFile(fs::path path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
 
 std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail_file(path, "opening", errno);
+  const int descriptor = open_regular(path);
   struct stat info{};
   void* address = nullptr;
-  if (::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
+  if (::fstat(descriptor, &info) == 0 && info.st_size > 0) {
     address = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
   }
   const int error = errno;
   ::close(descriptor);
-  if (!S_ISREG(info.st_mode)) fail("file", "{}: is not a regular file.", path.string());
   if (info.st_size == 0) fail("file", "{}: is empty; download or copy it again.", path.string());
   if (address == MAP_FAILED) fail_file(path, "mapping", error);
   const auto* first = static_cast<const std::byte*>(address);

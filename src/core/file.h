@@ -20,7 +20,19 @@ class Partial;
 // Forces the names in a folder to the disk.
 void sync_folder(const std::filesystem::path& folder);
 
-std::string read_text(const std::filesystem::path& path);
+// A descriptor to read a regular file from. Folders, named pipes and devices are refused before they are opened,
+// because opening a pipe waits for a writer and opening some devices has effects; the caller closes it.
+int open_regular(const std::filesystem::path& path);
+
+// Fails where the path is not a regular file, nor something that a shell hands over open: /dev/stdin, and /dev/fd/N of
+// <(command). Opening anything else could wait for ever.
+void require_readable(const std::filesystem::path& path);
+
+// What a text file may have unless the caller says otherwise: four times the largest tokenizer.json of a known model.
+constexpr std::uint64_t largest_text = std::uint64_t{128} << 20;
+
+// All of a file that require_readable accepts; one with more than `limit` bytes is refused.
+std::string read_text(const std::filesystem::path& path, std::uint64_t limit = largest_text);
 
 // A read-only memory map of a whole file; the bytes live as long as a shared_ptr to it.
 class MappedFile {

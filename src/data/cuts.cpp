@@ -53,10 +53,22 @@ bool wide_space(char32_t c) {
          c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
+// Whether the last character before `end` is white space to a regular expression; what is no UTF-8 becomes U+FFFD.
+bool ends_with_space(std::string_view text, std::size_t end) {
+  const std::optional<char32_t> last = character_before(text, end);
+  return last && (*last == ' ' || (*last >= '\t' && *last <= '\r') || wide_space(*last));
+}
+
 bool printable(unsigned c) { return c > 0x20 && c < 0x7f; }
 
 bool gpt2_byte_level(const json& step) {
   return is(step, "type", "ByteLevel") && is(step, "add_prefix_space", false) && !is(step, "use_regex", false);
+}
+
+// The expressions of Llama 3 and Qwen 2 have "\s*[\r\n]+"; to GPT-2's a line end is white space as any other.
+bool splits_after_lines(const json& pre) {
+  const json& steps = member(pre, "pretokenizers");
+  return steps.is_array() && !steps.empty() && is(steps[0], "type", "Split");
 }
 
 bool known_byte_level(const json& pre) {
@@ -102,7 +114,7 @@ Cuts::Cuts(const json& tokenizer) {
   }
   const bool composes = is(normalizer, "type", "NFC");  // never over a space
   if ((normalizer.is_null() || composes) && known_byte_level(pre)) {
-    byte_level();
+    byte_level(splits_after_lines(pre) ? AfterLine::last : AfterLine::lone);
   } else if (prepends_and_replaces(normalizer) && pre.is_null() && !normalized) {
     drops_space_ = drops_prefix_ = true;
     sentence_pieces(model);
@@ -113,8 +125,9 @@ Cuts::Cuts(const json& tokenizer) {
   }
 }
 
-void Cuts::byte_level() {
+void Cuts::byte_level(AfterLine after_line) {
   any_ = carriages_ = true;
+  after_line_ = after_line;
   for (unsigned c = 0; c < 128; ++c) {
     before_space_[c] = printable(c);
     // Llama 3 takes line ends together with punctuation before them.
@@ -175,6 +188,31 @@ std::size_t Cuts::next(std::string_view text, std::size_t from) const {
   if (!any_) return std::string_view::npos;
   for (std::size_t i = std::max<std::size_t>(from, 1); i + 1 < text.size(); ++i) {
     if (text[i] <= ' ' && text[i] >= 0 && allowed(text, i)) return i;
+  }
+  return std::string_view::npos;
+}
+
+// Between "\n" and what follows. Only white space can stand in a match with a "\n" before it, and in "\s*[\r\n]+" only
+// up to the last line end of the white space. GPT-2's "\s+(?!\S)" keeps the last character of white space apart where
+// text follows but not where the text ends, so that it must be the only one.
+bool Cuts::allowed_after_line(std::string_view text, std::size_t at) const {
+  if (after_line_ == AfterLine::lone && (at < 2 || ends_with_space(text, at - 1))) return false;
+  for (std::size_t i = at; i + 4 < at + undecided;) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    i += lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    if (!ends_with_space(text, i)) return true;
+    if (after_line_ == AfterLine::lone || lead == '\n' || lead == '\r') return false;
+  }
+  return false;
+}
+
+std::size_t Cuts::next_piece(std::string_view text, std::size_t from) const {
+  if (!any_) return std::string_view::npos;
+  for (std::size_t i = std::max<std::size_t>(from, 1); i + 1 < text.size(); ++i) {
+    if (text[i] > ' ' || text[i] < 0) continue;
+    if (allowed(text, i)) return i;
+    const bool line = text[i] == '\n' && after_line_ != AfterLine::never && i + 1 + undecided <= text.size();
+    if (line && allowed_after_line(text, i + 1)) return i + 1;
   }
   return std::string_view::npos;
 }

@@ -41,6 +41,11 @@ std::uint64_t hash_of(std::string_view text) {
   return hash * 0x94d049bb133111eb | 1;  // never 0, which marks an empty slot
 }
 
+// A tokenizer may have no id at all for a word of which the first would be dropped.
+std::span<const std::uint32_t> without_first(std::span<const std::uint32_t> ids, bool drop_first) {
+  return drop_first && !ids.empty() ? ids.subspan(1) : ids;
+}
+
 // Runs work(0) … work(count - 1) on this many threads and throws what one of them threw.
 template <typename Work>
 void in_parallel(int threads, std::size_t count, const Work& work) {
@@ -204,7 +209,7 @@ void TextEncoder::look_up(Task& task, std::span<const TextPiece> pieces) const {
       const Cuts::Part part = begin == 0 && pieces[p].begins ? Cuts::Part{word} : cuts_.continued(word);
       const std::uint64_t hash = hash_of(part.text);
       if (const auto known = part.text.size() > longest_word ? std::nullopt : words_->find(part.text, hash)) {
-        const auto ids = known->subspan(part.drop_first ? 1 : 0);
+        const auto ids = without_first(*known, part.drop_first);
         task.ids.insert(task.ids.end(), ids.begin(), ids.end());
       } else {
         task.gaps.push_back({task.ids.size(), task.unknown.index_of(part.text, hash), part.drop_first});
@@ -230,7 +235,7 @@ void TextEncoder::fill_in(Task& task, const Encoded& encoded, std::span<std::vec
     };
     for (; gap < gaps_end; ++gap) {
       copy_up_to(task.gaps[gap].at);
-      const auto word = encoded.word(task.gaps[gap].word).subspan(task.gaps[gap].drop_first ? 1 : 0);
+      const auto word = without_first(encoded.word(task.gaps[gap].word), task.gaps[gap].drop_first);
       out.insert(out.end(), word.begin(), word.end());
     }
     copy_up_to(ids_end);
@@ -259,9 +264,14 @@ std::vector<std::vector<std::uint32_t>> TextEncoder::encode(std::span<const Text
   Encoded encoded;
   for (std::size_t begin = 0, end = 0; begin < unknown.texts().size(); begin = end) {
     const auto threads = static_cast<std::size_t>(threads_);
-    for (std::size_t bytes = 0;
-         end < unknown.texts().size() && (bytes < slice_bytes * threads || end - begin < threads);)
-      bytes += unknown.texts()[end++].size();
+    // Several texts that could not be cut share the memory that one of them may take.
+    std::size_t bytes = 0;
+    const auto fits = [&](std::size_t size) {
+      const std::size_t most =
+          end - begin < threads ? std::max(longest_stretch, slice_bytes * threads) : slice_bytes * threads;
+      return end == begin || bytes + size <= most;
+    };
+    while (end < unknown.texts().size() && fits(unknown.texts()[end].size())) bytes += unknown.texts()[end++].size();
     for (const TokenIds& ids : tokenizer_.encode_batch(unknown.texts().subspan(begin, end - begin), false))
       encoded.add(ids);
   }

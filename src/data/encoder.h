@@ -14,6 +14,9 @@
 
 namespace tapetune {
 
+// Bytes without a place to cut that are still tokenised: less than 1 GB of memory, see longest_text.
+constexpr std::size_t longest_stretch = 3 << 20;
+
 // A document, or a part of one that was cut.
 struct TextPiece {
   std::string text;

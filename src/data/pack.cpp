@@ -17,6 +17,7 @@
 #include "core/progress.h"
 #include "core/signals.h"
 #include "data/encoder.h"
+#include "data/utf8.h"
 #include "hf/tokenizer.h"
 
 namespace tapetune {
@@ -26,7 +27,6 @@ namespace {
 constexpr std::size_t piece_bytes = 128 << 10;         // longer documents are cut, where that is possible
 constexpr std::size_t batch_bytes_a_thread = 1 << 20;  // of text that is tokenised together
 constexpr std::size_t waiting_batches = 2;             // read ahead
-constexpr std::size_t long_document = 64 << 20;        // that cannot be cut: a warning
 constexpr std::string_view white_space = " \t\r\n\v\f";
 
 struct Batch {
@@ -84,15 +84,19 @@ class Batcher {
   Batcher(Queue& queue, const Cuts& cuts, bool strip, std::size_t batch_bytes)
       : queue_(queue), cuts_(cuts), strip_(strip), batch_bytes_(batch_bytes) {}
 
-  void text(std::string_view part) {
+  void begin_file(const TextFile& file) { file_ = &file; }
+
+  void text(std::string_view part, std::uint64_t at) {
     pending_ += part;
+    at_ = at;
+    last_ = part.size();
     if (strip_ && !begun_) pending_.erase(0, std::min(pending_.find_first_not_of(white_space), pending_.size()));
     std::size_t begin = 0;
     while (cuts_.any() && pending_.size() - begin > piece_bytes) {
       const std::string_view rest = std::string_view(pending_).substr(begin);
-      const std::size_t cut = cuts_.next(rest, std::max(piece_bytes, searched_));
+      const std::size_t cut = cuts_.next_piece(rest, std::max(piece_bytes, searched_));
       if (cut == std::string_view::npos) {
-        searched_ = rest.size() - 1;  // the last place was not judged yet
+        searched_ = rest.size() - Cuts::undecided;
         break;
       }
       give(std::string(rest.substr(0, cut)), false);
@@ -100,13 +104,9 @@ class Batcher {
       searched_ = 0;
     }
     pending_.erase(0, begin);
-    if (pending_.size() > long_document && !warned_) {
-      warned_ = true;
-      warn(
-          "a document of over {} MB cannot be split for this tokenizer; tokenizing it whole takes a hundred times its "
-          "size in memory. --delimiter splits a text into documents.",
-          long_document >> 20);
-    }
+    const std::size_t limit = cuts_.any() ? longest_stretch : longest_text;
+    // What is no UTF-8 becomes U+FFFD, which has three bytes.
+    if (3 * pending_.size() > limit && pending_.size() + 2 * count_invalid_utf8(pending_) > limit) refuse_long();
   }
 
   void end_document() {
@@ -124,6 +124,26 @@ class Batcher {
   }
 
  private:
+  [[noreturn]] void refuse_long() const {
+    const bool lines = file_->kind == TextFile::Kind::json_lines;
+    std::size_t begin = 0;  // pieces are not cut at the first place that there is
+    for (std::size_t at = 0; (at = cuts_.next_piece(pending_, at + 1)) != std::string_view::npos;) begin = at;
+    const std::string where =
+        lines ? fmt::format("line {}", at_) : fmt::format("byte {}", at_ + last_ - pending_.size() + begin);
+    if (!cuts_.any()) {
+      fail("data",
+           "{}: the document at {} has more than {} MB, the limit for a tokenizer that takes documents whole; {}.",
+           file_->path.string(), where, longest_text >> 20,
+           lines ? "split it into several lines" : "split the text into documents with --delimiter");
+    }
+    fail("data",
+         "{}: the text at {} goes on for more than {} MB without a place to split it, such as a space between words; "
+         "{}remove it{}.",
+         file_->path.string(), where, longest_stretch >> 20,
+         pending_.find('\0') != std::string::npos ? "it has NUL bytes, as binary files do; " : "",
+         lines ? "" : ", or split it with --delimiter");
+  }
+
   void give(std::string text, bool ends) {
     batch_.bytes += text.size() + sizeof(TextPiece);
     batch_.pieces.push_back({std::move(text), !begun_, ends});
@@ -138,7 +158,10 @@ class Batcher {
   Batch batch_;
   std::string pending_;
   std::size_t searched_ = 0;  // up to here, pending_ has no place to cut
-  bool begun_ = false, warned_ = false;
+  const TextFile* file_ = nullptr;
+  std::uint64_t at_ = 0;  // where the last part of pending_ is: see DocumentReader
+  std::size_t last_ = 0;  // bytes of that part
+  bool begun_ = false;
 };
 
 std::optional<std::int64_t> frame(Frame frame, std::optional<std::int64_t> token, bool by_default, const char* name,
@@ -188,13 +211,15 @@ Packed pack(const PackOptions& options) {
                       batch_bytes_a_thread * static_cast<std::size_t>(encoder.threads()));
       for (const TextFile& file : files) {
         bool any = false;
-        replaced += read_documents(
-            file, options.format,
-            [&](std::string_view text) {
-              any = any || !text.empty();
-              batcher.text(text);
-            },
-            [&] { batcher.end_document(); }, [&](std::uint64_t bytes) { batcher.consumed(bytes); });
+        batcher.begin_file(file);
+        replaced += read_documents(file, options.format,
+                                   {.text =
+                                        [&](std::string_view text, std::uint64_t at) {
+                                          any = any || !text.empty();
+                                          batcher.text(text, at);
+                                        },
+                                    .end = [&] { batcher.end_document(); },
+                                    .consumed = [&](std::uint64_t bytes) { batcher.consumed(bytes); }});
         if (!any) ++empty;
       }
       batcher.flush();

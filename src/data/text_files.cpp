@@ -1,10 +1,10 @@
 #include "data/text_files.h"
 
-#include <fcntl.h>
 #include <glob.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/signals.h"
 #include "data/utf8.h"
 
@@ -42,9 +43,7 @@ void add_file(const fs::path& path, std::vector<TextFile>& files) {
   }
   file->bytes = fs::file_size(path, status);
   if (status) fail("data", "{}: cannot be read: {}; check the path.", path.string(), status.message());
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail("data", "{}: cannot be read: {}; check the permissions.", path.string(), errno_text(errno));
-  ::close(descriptor);
+  ::close(open_regular(path));
   files.push_back(*file);
 }
 
@@ -132,9 +131,7 @@ struct TextStream::State {
   bool within = false;  // a compressed stream has begun and not ended
 
   State(const TextFile& file) : path(file.path), packing(file.packing) {
-    descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0)
-      fail("data", "{}: cannot be read: {}; check the permissions.", path.string(), errno_text(errno));
+    descriptor = open_regular(path);
     if (packing == TextFile::Packing::gzip && ::inflateInit2(&gzip, MAX_WBITS + 16) != Z_OK) throw std::bad_alloc();
     if (packing == TextFile::Packing::zstd) {
       zstd = ::ZSTD_createDStream();
@@ -189,6 +186,7 @@ struct TextStream::State {
     ZSTD_inBuffer from{block.data(), end, begin};
     ZSTD_outBuffer to{out, size, 0};
     const std::size_t status = ::ZSTD_decompressStream(zstd, &to, &from);
+    if (::ZSTD_getErrorCode(status) == ZSTD_error_memory_allocation) throw std::bad_alloc();
     if (::ZSTD_isError(status) != 0) damaged(::ZSTD_getErrorName(status));
     begin = from.pos;
     within = status != 0;
@@ -302,36 +300,36 @@ std::size_t mend_surrogates(std::string& line) {
 
 // Gives a line's text; returns how much of it was no UTF-8.
 std::size_t read_line(std::string_view line, const TextFile& file, std::uint64_t number, const std::string& key,
-                      const std::function<void(std::string_view)>& text, const std::function<void()>& end) {
+                      const DocumentReader& reader) {
   if (line.find_first_not_of(" \t\r\n") == std::string_view::npos) return 0;
   std::size_t invalid = count_invalid_utf8(line);
   std::string mended = invalid > 0 ? replace_invalid_utf8(line) : std::string();
   if (invalid > 0) line = mended;
   std::string found;
-  KeyReader reader(key, found);
-  if (!nlohmann::json::sax_parse(line.begin(), line.end(), &reader)) {
+  KeyReader keys(key, found);
+  if (!nlohmann::json::sax_parse(line.begin(), line.end(), &keys)) {
     if (mended.empty()) mended = line;
     const std::size_t halves = mend_surrogates(mended);
-    reader = KeyReader(key, found);
-    if (halves == 0 || !nlohmann::json::sax_parse(mended.begin(), mended.end(), &reader))
+    keys = KeyReader(key, found);
+    if (halves == 0 || !nlohmann::json::sax_parse(mended.begin(), mended.end(), &keys))
       fail("data", "{}: line {} is not JSON; fix or remove it.", file.path.string(), number);
     invalid += halves;
   }
-  if (!reader.object() || !(reader.found() || reader.other())) {
+  if (!keys.object() || !(keys.found() || keys.other())) {
     fail("data", "{}: line {} has no key \"{}\"; tapetune data pack takes another with --key.", file.path.string(),
          number, key);
   }
-  if (!reader.found())
+  if (!keys.found())
     fail("data", "{}: line {} has a \"{}\" that is not text; tapetune data pack takes another key with --key.",
          file.path.string(), number, key);
-  text(found);
-  end();
+  // In blocks, as from a .txt: whoever takes them need not hold the text once more.
+  for (std::size_t begin = 0; begin < found.size(); begin += block_bytes)
+    reader.text(std::string_view(found).substr(begin, block_bytes), number);
+  reader.end();
   return invalid;
 }
 
-std::size_t read_json_lines(const TextFile& file, const std::string& key,
-                            const std::function<void(std::string_view)>& text, const std::function<void()>& end,
-                            const std::function<void(std::uint64_t)>& consumed) {
+std::size_t read_json_lines(const TextFile& file, const std::string& key, const DocumentReader& reader) {
   TextStream stream(file);
   std::string lines;
   std::size_t searched = 0, invalid = 0;
@@ -340,54 +338,54 @@ std::size_t read_json_lines(const TextFile& file, const std::string& key,
     more = stream.read(lines);
     if (!more) lines += '\n';  // a last line without an end counts too
     std::size_t begin = 0;
+    const auto require_short = [&](std::size_t size) {
+      if (size <= longest_json_line) return;
+      fail("data", "{}: line {} is longer than {} MB, which is the limit for a line of JSON; split it.",
+           file.path.string(), number, longest_json_line >> 20);
+    };
     for (std::size_t at; (at = lines.find('\n', searched)) != std::string::npos; searched = begin = at + 1) {
-      invalid += read_line(std::string_view(lines).substr(begin, at - begin), file, number++, key, text, end);
+      require_short(at - begin);
+      invalid += read_line(std::string_view(lines).substr(begin, at - begin), file, number++, key, reader);
     }
     lines.erase(0, begin);
     searched = lines.size();
-    if (lines.size() > longest_json_line) {
-      fail("data", "{}: line {} is longer than {} MB, which is the limit for a line of JSON; split it.",
-           file.path.string(), number, longest_json_line >> 20);
-    }
+    require_short(lines.size());
     if (lines.empty()) lines.shrink_to_fit();  // after one very long line
-    consumed(stream.consumed() - reported);
+    reader.consumed(stream.consumed() - reported);
     reported = stream.consumed();
   }
   return invalid;
 }
 
-void read_text_file(const TextFile& file, const std::string& delimiter,
-                    const std::function<void(std::string_view)>& text, const std::function<void()>& end,
-                    const std::function<void(std::uint64_t)>& consumed) {
+void read_text_file(const TextFile& file, const std::string& delimiter, const DocumentReader& reader) {
   TextStream stream(file);
   std::string held;
-  std::uint64_t reported = 0;
+  std::uint64_t given = 0, reported = 0;  // given: the byte of the text at which `held` begins
   while (stream.read(held)) {
     std::size_t begin = 0;
     if (!delimiter.empty()) {
       for (std::size_t at; (at = held.find(delimiter, begin)) != std::string::npos; begin = at + delimiter.size()) {
-        text(std::string_view(held).substr(begin, at - begin));
-        end();
+        reader.text(std::string_view(held).substr(begin, at - begin), given + begin);
+        reader.end();
       }
     }
     // The beginning of a delimiter may stand at the end of the block.
     const std::size_t kept = std::min(held.size() - begin, delimiter.empty() ? 0 : delimiter.size() - 1);
-    text(std::string_view(held).substr(begin, held.size() - kept - begin));
+    reader.text(std::string_view(held).substr(begin, held.size() - kept - begin), given + begin);
+    given += held.size() - kept;
     held.erase(0, held.size() - kept);
-    consumed(stream.consumed() - reported);
+    reader.consumed(stream.consumed() - reported);
     reported = stream.consumed();
   }
-  text(held);
-  end();
+  reader.text(held, given);
+  reader.end();
 }
 
 }  // namespace
 
-std::size_t read_documents(const TextFile& file, const DocumentFormat& format,
-                           const std::function<void(std::string_view)>& text, const std::function<void()>& end,
-                           const std::function<void(std::uint64_t)>& consumed) {
-  if (file.kind == TextFile::Kind::json_lines) return read_json_lines(file, format.key, text, end, consumed);
-  read_text_file(file, format.delimiter, text, end, consumed);
+std::size_t read_documents(const TextFile& file, const DocumentFormat& format, const DocumentReader& reader) {
+  if (file.kind == TextFile::Kind::json_lines) return read_json_lines(file, format.key, reader);
+  read_text_file(file, format.delimiter, reader);
   return 0;
 }
 

@@ -49,18 +49,23 @@ class TextStream {
   std::unique_ptr<State> state_;
 };
 
-// A line of JSON is held whole, once as it is and once as text.
-constexpr std::uint64_t longest_json_line = std::uint64_t{1} << 30;
+// A line of JSON is held whole, and parsing it takes up to eight times its size in memory.
+constexpr std::uint64_t longest_json_line = std::uint64_t{100} << 20;
 
 struct DocumentFormat {
   std::string delimiter;     // of .txt; empty: a file is a document
   std::string key = "text";  // of .jsonl
 };
 
-// What a file holds: `text` is called with some of a document's text, `end` where a document ends. Returns the number
-// of invalid parts of UTF-8 that were replaced on the way, which are those of JSON; other text is given as it is.
-std::size_t read_documents(const TextFile& file, const DocumentFormat& format,
-                           const std::function<void(std::string_view)>& text, const std::function<void()>& end,
-                           const std::function<void(std::uint64_t)>& consumed);
+struct DocumentReader {
+  // Some of a document's text, and where it is: the byte of the unpacked .txt, the line of the .jsonl.
+  std::function<void(std::string_view, std::uint64_t)> text;
+  std::function<void()> end;                    // a document ends
+  std::function<void(std::uint64_t)> consumed;  // bytes of the file, for the progress
+};
+
+// What a file holds. Returns the number of invalid parts of UTF-8 that were replaced on the way, which are those of
+// JSON; other text is given as it is.
+std::size_t read_documents(const TextFile& file, const DocumentFormat& format, const DocumentReader& reader);
 
 }  // namespace tapetune

@@ -111,7 +111,7 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
 
 TokenIds Tokenizer::encode(std::string_view text, bool special) const {
   try {
-    return state_->framed(state_->inner->encode(slice(text), state_->post_processed(special)), special);
+    return state_->framed(state_->inner->encode(slice(text), longest_text, state_->post_processed(special)), special);
   } catch (const rust::Error& error) {
     state_->fail_with(error);
   }
@@ -133,8 +133,8 @@ std::vector<TokenIds> Tokenizer::encode_batch(std::span<const std::string_view> 
     ends.push_back(joined.size());
   }
   try {
-    const hf::bridge::EncodedBatch batch =
-        state_->inner->encode_batch(slice(joined), {ends.data(), ends.size()}, state_->post_processed(special));
+    const hf::bridge::EncodedBatch batch = state_->inner->encode_batch(slice(joined), {ends.data(), ends.size()},
+                                                                       longest_text, state_->post_processed(special));
     std::vector<TokenIds> encoded;
     encoded.reserve(texts.size());
     std::size_t begin = 0;

@@ -247,7 +247,8 @@ void train_all(const std::vector<NamedRecipe>& recipes, const CompareOptions& op
 }
 
 void read_training(const fs::path& run, const Recipe& recipe, Entry& entry) {
-  std::istringstream lines(read_text(run / "metrics.jsonl"));
+  // It grows with the steps: 200 bytes each.
+  std::istringstream lines(read_text(run / "metrics.jsonl", std::uint64_t{4} << 30));
   std::vector<double> rates;
   for (const Json& each : read_machines(run)) {
     std::string machine = machine_text(each.value("machine", ""), each.value("threads", 1), each.value("ranks", 1));

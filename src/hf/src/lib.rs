@@ -1,7 +1,9 @@
 //! Hugging Face's own tokenizers and safetensors crates, and BLAKE3, behind a C++ bridge.
 //! What can fail returns a Result, which cxx turns into rust::Error; panics of the tokenizers crate are caught.
 
+mod allocator;
 mod hasher;
+mod outline;
 mod safetensors_header;
 mod tokenizer;
 
@@ -48,8 +50,14 @@ mod ffi {
 
         type Tokenizer;
         fn open_tokenizer(json: &[u8]) -> Result<Box<Tokenizer>>;
-        fn encode(self: &Tokenizer, text: &[u8], special: bool) -> Result<Vec<u32>>;
-        fn encode_batch(self: &Tokenizer, text: &[u8], ends: &[u64], special: bool) -> Result<EncodedBatch>;
+        fn encode(self: &Tokenizer, text: &[u8], limit: u64, special: bool) -> Result<Vec<u32>>;
+        fn encode_batch(
+            self: &Tokenizer,
+            text: &[u8],
+            ends: &[u64],
+            limit: u64,
+            special: bool,
+        ) -> Result<EncodedBatch>;
         fn decode(self: &Tokenizer, ids: &[u32], skip_special: bool) -> Result<String>;
         fn token_id(self: &Tokenizer, token: &str) -> i64;
         fn size(self: &Tokenizer) -> u64;

@@ -19,6 +19,7 @@ fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
 
 pub fn open_tokenizer(json: &[u8]) -> Result<Box<Tokenizer>> {
     std::panic::set_hook(Box::new(|_| {})); // the error says it; a backtrace on stderr would be noise
+    crate::outline::check(json)?;
     guarded(|| {
         let mut inner = tokenizers::Tokenizer::from_bytes(json)?;
         inner.with_padding(None);
@@ -27,20 +28,30 @@ pub fn open_tokenizer(json: &[u8]) -> Result<Box<Tokenizer>> {
     })
 }
 
+/// Invalid UTF-8 becomes U+FFFD, one for each maximal invalid part, as Python's errors="replace" does. The limit is for
+/// what comes out, which can be three times what went in.
+fn decoded(text: &[u8], limit: u64) -> Result<Cow<'_, str>> {
+    let decoded = if text.len() as u64 > limit { Cow::Borrowed("") } else { String::from_utf8_lossy(text) };
+    let bytes = decoded.len().max(text.len());
+    if bytes as u64 > limit {
+        return Err(format!("a text of {bytes} bytes is too long, at most {limit} are tokenized at once"));
+    }
+    Ok(decoded)
+}
+
 impl Tokenizer {
-    /// Invalid UTF-8 becomes U+FFFD, one for each maximal invalid part, as Python's errors="replace" does.
-    pub fn encode(&self, text: &[u8], special: bool) -> Result<Vec<u32>> {
-        let text = String::from_utf8_lossy(text);
+    pub fn encode(&self, text: &[u8], limit: u64, special: bool) -> Result<Vec<u32>> {
+        let text = decoded(text, limit)?;
         guarded(|| Ok(self.0.encode_fast(text.as_ref(), special)?.get_ids().to_vec()))
     }
 
     /// Text i is text[ends[i - 1] .. ends[i]]; the texts are spread over all cores.
-    pub fn encode_batch(&self, text: &[u8], ends: &[u64], special: bool) -> Result<EncodedBatch> {
+    pub fn encode_batch(&self, text: &[u8], ends: &[u64], limit: u64, special: bool) -> Result<EncodedBatch> {
         let mut parts: Vec<Cow<str>> = Vec::with_capacity(ends.len());
         let mut begin = 0;
         for &end in ends {
             let part = text.get(begin..end as usize).ok_or("the ends of a batch do not rise")?;
-            parts.push(String::from_utf8_lossy(part));
+            parts.push(decoded(part, limit)?);
             begin = end as usize;
         }
         let encodings = guarded(|| self.0.encode_batch_fast(parts, special))?;
