@@ -1,7 +1,6 @@
 #include "core/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,14 +18,7 @@ namespace {
 constexpr std::uint64_t early_bytes = std::uint64_t{8} << 20;
 
 [[noreturn]] void fail_errno(const fs::path& path, std::string_view doing, int error) {
-  const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
-                       : error == EACCES || error == EPERM || error == EROFS
-                           ? "check the permissions or choose another folder"
-                       : error == ENOMEM ? "there is not enough memory (or address space: ulimit -v); close other "
-                                           "programs, or use a machine with more"
-                       : error == EMFILE || error == ENFILE ? "too many files are open; raise the limit (ulimit -n)"
-                                                            : "check the path";
-  fail("file", "{}: {} failed: {}; {}.", path.string(), doing, errno_text(error), remedy);
+  fail_system(path.string(), doing, error);
 }
 
 void sync_path(const fs::path& path, int flags) {
@@ -55,35 +47,6 @@ std::string read_text(const fs::path& path) {
   return text;
 }
 
-MappedFile::MappedFile(fs::path path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
-
-std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail_errno(path, "opening", errno);
-  struct stat info{};
-  void* address = nullptr;
-  if (::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
-    address = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
-  }
-  const int error = errno;
-  ::close(descriptor);
-  if (!S_ISREG(info.st_mode)) fail("file", "{}: is not a regular file.", path.string());
-  if (info.st_size == 0) fail("file", "{}: is empty; download or copy it again.", path.string());
-  if (address == MAP_FAILED) fail_errno(path, "mapping", error);
-  const auto* first = static_cast<const std::byte*>(address);
-  return std::shared_ptr<const MappedFile>(new MappedFile(path, {first, static_cast<std::size_t>(info.st_size)}));
-}
-
-void MappedFile::release(std::span<const std::byte> part) const {
-  if (part.empty()) return;
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(part.data()) / page * page;
-  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(part.data()) + part.size();
-  ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);  // advice: nothing depends on it
-}
-
-MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
-
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (descriptor_ < 0) fail_errno(path_, "creating", errno);
@@ -97,7 +60,11 @@ void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_errno(path_, "writing", errno);
+    if (written < 0) {
+      const int error = errno;
+      if (error == EFAULT) fail_if_unreadable(bytes);
+      fail_errno(path_, "writing", error);
+    }
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     written_ += static_cast<std::uint64_t>(written);
   }

@@ -9,28 +9,11 @@
 #include <string>
 #include <string_view>
 
+#include "core/mapped_file.h"
+
 namespace tapetune {
 
 std::string read_text(const std::filesystem::path& path);
-
-// A read-only memory map of a whole file; the bytes live as long as a shared_ptr to it.
-class MappedFile {
- public:
-  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::span<const std::byte> bytes() const { return bytes_; }
-  const std::filesystem::path& path() const { return path_; }
-  // Gives the memory behind a part of bytes() back to the system; it is read anew when it is touched again.
-  void release(std::span<const std::byte> part) const;
-
- private:
-  MappedFile(std::filesystem::path path, std::span<const std::byte> bytes);
-  std::filesystem::path path_;
-  std::span<const std::byte> bytes_;
-};
 
 // A file being written; every failure names the file and what the system said.
 class OutputFile {

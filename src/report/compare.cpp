@@ -12,10 +12,12 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
+#include "core/escape.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "core/machine.h"
 #include "core/memory.h"
+#include "core/output.h"
 #include "core/signals.h"
 #include "eval/passkey.h"
 #include "hf/hash.h"
@@ -41,7 +43,7 @@ constexpr std::int64_t looked_at = 512, pictured = 28;  // tokens of a text, and
 
 template <typename... Args>
 void say(fmt::format_string<Args...> text, Args&&... args) {
-  if (!quiet()) fmt::print(stderr, "{}\n", fmt::format(text, std::forward<Args>(args)...));
+  if (!quiet()) write_error(printable(fmt::format(text, std::forward<Args>(args)...)) + "\n");
 }
 
 // --- what may be compared --------------------------------------------------------------------------------------------
