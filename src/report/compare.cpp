@@ -19,6 +19,7 @@
 #include "core/memory.h"
 #include "core/output.h"
 #include "core/signals.h"
+#include "distributed/meeting_place.h"
 #include "eval/passkey.h"
 #include "hf/hash.h"
 #include "hf/tokenizer.h"
@@ -278,7 +279,7 @@ class Kept {
 
   Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
     const fs::path file = folder_ / (name + ".json");
-    const Json known = from_text(world_.announce(world_.leads() ? to_text(read(file, key)) : ""));
+    const Json known = json_of_rank(0, world_.announce(world_.leads() ? to_text(read(file, key)) : ""));
     if (!known.is_null()) return known;
     const Json value = measure();
     if (!world_.leads()) return value;
