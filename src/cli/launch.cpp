@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/moment.h"
+#include "core/output.h"
 #include "core/signals.h"
 #include "distributed/meeting_place.h"
 
@@ -83,8 +84,8 @@ class RankProgram {
     ::setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on: a second one would end a rank at once
     at_moment("rank");
     ::execve(program_.c_str(), words.data(), environment.data());
-    constexpr std::string_view text = "error: [launch] the program could not be started again as a rank\n";
-    ::_exit(::write(STDERR_FILENO, text.data(), text.size()) < 0 ? bad_input : bad_input);
+    write_error("error: [launch] the program could not be started as a rank; was its file removed?\n");
+    ::_exit(bad_input);
   }
 
   static constexpr const char* attempt = "0";
