@@ -109,6 +109,35 @@ bool killed_at(const std::string& moment, const std::vector<std::string>& words)
   return true;
 }
 
+bool comes_true(const std::function<bool()>& holds) {
+  for (int i = 0; i < 60'000; ++i) {
+    if (holds()) return true;
+    ::usleep(1000);
+  }
+  return false;
+}
+
+bool is_stopped(pid_t process) {
+  std::ifstream stat(fmt::format("/proc/{}/stat", process));
+  std::string line;
+  return std::getline(stat, line) && line.find(") T ") != std::string::npos;
+}
+
+bool is_pending(pid_t process, int signal) {
+  std::ifstream status(fmt::format("/proc/{}/status", process));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("ShdPnd:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+  }
+  return false;
+}
+
+std::vector<pid_t> children_of(pid_t process) {
+  std::ifstream list(fmt::format("/proc/{}/task/{}/children", process, process));
+  std::vector<pid_t> all;
+  for (pid_t child = 0; list >> child;) all.push_back(child);
+  return all;
+}
+
 void wait_for_handler(pid_t process, int signal) {
   const auto stands = [&] {
     std::error_code error;

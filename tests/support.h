@@ -61,6 +61,12 @@ RunResult run(const std::vector<std::string>& words, const std::function<void()>
 // Whether the binary with these words reaches a moment of core/moment.h, as "file:2"; it is killed there.
 bool killed_at(const std::string& moment, const std::vector<std::string>& words);
 
+// Whether this holds within a minute; it is asked every millisecond.
+bool comes_true(const std::function<bool()>& holds);
+bool is_stopped(pid_t process);  // by SIGSTOP
+bool is_pending(pid_t process, int signal);
+std::vector<pid_t> children_of(pid_t process);
+
 // Until a tapetune process has its handler for a signal, which would just end it before.
 void wait_for_handler(pid_t process, int signal);
 

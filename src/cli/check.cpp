@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/output.h"
 #include "eval/shift.h"
 #include "hf/tokenizer.h"
 #include "model/loss.h"
@@ -112,30 +113,30 @@ void run_shift(const Shift& options) {
     }
   }
   if (options.json) {
-    fmt::print("{}\n", to_text(report, 2));
+    print_out("{}\n", to_text(report, 2));
     return;
   }
-  fmt::print("{} tokens; added in front: {} of token {}; ids shifted by {}.\n", tokens.size(), options.by, front,
-             options.by);
-  fmt::print("attention: mean difference of weights; positions: of dot products of position states.\n");
+  print_out("{} tokens; added in front: {} of token {}; ids shifted by {}.\n", tokens.size(), options.by, front,
+            options.by);
+  print_out("attention: mean difference of weights; positions: of dot products of position states.\n");
   for (const char* kind : kinds) {
-    fmt::print("\n{:<11}", kind);
-    for (const auto& [name, result] : report.items()) fmt::print("  {:>25}", name);
-    fmt::print("\n{:<11}", "layer");
-    for (std::size_t i = 0; i < report.size(); ++i) fmt::print("  {:>12} {:>12}", "attention", "positions");
-    fmt::print("\n");
+    print_out("\n{:<11}", kind);
+    for (const auto& [name, result] : report.items()) print_out("  {:>25}", name);
+    print_out("\n{:<11}", "layer");
+    for (std::size_t i = 0; i < report.size(); ++i) print_out("  {:>12} {:>12}", "attention", "positions");
+    print_out("\n");
     const std::size_t layers = report.begin().value()[kind]["layers"].size();
     for (std::size_t layer = 0; layer < layers; ++layer) {
-      fmt::print("{:<11}", layer);
+      print_out("{:<11}", layer);
       for (const auto& [name, result] : report.items()) {
         const Json& row = result[kind]["layers"][layer];
-        fmt::print("  {:>12.3g} {:>12.3g}", row["attention"].get<double>(), row["position"].get<double>());
+        print_out("  {:>12.3g} {:>12.3g}", row["attention"].get<double>(), row["position"].get<double>());
       }
-      fmt::print("\n");
+      print_out("\n");
     }
-    fmt::print("{:<11}", "logits");
-    for (const auto& [name, result] : report.items()) fmt::print("  {:>25.3g}", result[kind]["logits"].get<double>());
-    fmt::print("\n");
+    print_out("{:<11}", "logits");
+    for (const auto& [name, result] : report.items()) print_out("  {:>25.3g}", result[kind]["logits"].get<double>());
+    print_out("\n");
   }
 }
 

@@ -8,6 +8,7 @@
 #include "cli/options.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
+#include "core/output.h"
 
 namespace tapetune::cli {
 
@@ -53,7 +54,7 @@ void add_compare(CLI::App& app) {
       const Comparison comparison = compare(recipes, comparing, world);
       if (!world.leads()) return;
       write_report(comparison, options->out);
-      fmt::print("{}\nreport: {}\n", markdown(comparison), (comparing.out / "report.html").string());
+      print_out("{}\nreport: {}\n", markdown(comparison), (comparing.out / "report.html").string());
     });
   });
 }

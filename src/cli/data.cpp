@@ -9,6 +9,7 @@
 #include "core/digits.h"
 #include "core/error.h"
 #include "core/json.h"
+#include "core/output.h"
 #include "core/signals.h"
 #include "data/pack.h"
 #include "data/token_file.h"
@@ -56,9 +57,9 @@ void add_pack(CLI::App& app) {
   verb->callback([options] {
     options->format.delimiter = unescaped(options->format.delimiter);
     const Packed packed = pack(*options);
-    fmt::print("{}: {} of {} bits in {}, from {} of {} bytes\n", options->out.string(),
-               counted(packed.info.tokens, "token"), 8 * packed.info.token_bytes,
-               counted(packed.info.documents, "document"), counted(packed.files, "file"), grouped(packed.bytes));
+    print_out("{}: {} of {} bits in {}, from {} of {} bytes\n", options->out.string(),
+              counted(packed.info.tokens, "token"), 8 * packed.info.token_bytes,
+              counted(packed.info.documents, "document"), counted(packed.files, "file"), grouped(packed.bytes));
   });
 }
 
@@ -108,16 +109,16 @@ void print_document(const TokenFile& file, const Tokenizer& tokenizer, std::int6
     check_interrupted();
     TokenIds ids(static_cast<std::size_t>(std::min(block, end - begin)));
     file.read(begin, ids);
-    fmt::print("{}", stream.push(ids));
+    write_text(stream.push(ids));
   }
-  fmt::print("{}\n", stream.finish());
+  write_text(stream.finish() + "\n");
 }
 
 void show(const ShowOptions& options) {
   const TokenFile file = options.raw ? TokenFile::open_raw(options.file) : TokenFile::open(options.file);
   if (options.json) {
     if (!options.model.empty()) file.require_vocabulary(read_vocabulary(options.model));
-    fmt::print("{}\n", to_text(header(file)));
+    print_out("{}\n", to_text(header(file)));
     return;
   }
   if (options.model.empty())
@@ -137,7 +138,7 @@ void show(const ShowOptions& options) {
     if (!options.raw && i == file.info().documents) break;
     place = options.raw ? raw_document(readable, place.second, tokenizer.eos()) : file.document(i);
     if (i < options.from) continue;
-    fmt::print("--- document {}, {} tokens\n", i, place.second - place.first);
+    print_out("--- document {}, {} tokens\n", i, place.second - place.first);
     print_document(readable, tokenizer, place.first, place.second);
   }
 }

@@ -3,7 +3,9 @@
 #include "cli/usage.h"
 #include "core/digits.h"
 #include "core/error.h"
+#include "core/escape.h"
 #include "core/log.h"
+#include "core/output.h"
 
 namespace tapetune::cli {
 
@@ -60,7 +62,7 @@ Ending ending(const std::exception_ptr& thrown) {
 void tell(const Ending& end) {
   if (end.text.empty()) return;
   if (end.code == resumable) {
-    fmt::print(stderr, "{}\n", end.text);
+    write_error(printable(end.text) + "\n");
   } else {
     log_error(end.text);
   }

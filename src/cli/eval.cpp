@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/output.h"
 #include "data/pack.h"
 #include "eval/perplexity.h"
 #include "train/base.h"
@@ -123,30 +124,30 @@ std::string about(Protocol protocol) {
 }
 
 void print_table(const std::vector<ContextPerplexity>& results, Protocol protocol, std::int64_t model_context) {
-  fmt::print("protocol {}: {}\n\n", protocol_name(protocol), about(protocol));
-  fmt::print("{:>9}  {:>7}  {:>8}  {:>11}  {:>8}  {:>10}\n", "context", "stride", "windows", "tokens", "loss",
-             "perplexity");
+  print_out("protocol {}: {}\n\n", protocol_name(protocol), about(protocol));
+  print_out("{:>9}  {:>7}  {:>8}  {:>11}  {:>8}  {:>10}\n", "context", "stride", "windows", "tokens", "loss",
+            "perplexity");
   bool beyond = false;
   for (const ContextPerplexity& row : results) {
     const bool marked = row.context > model_context;
     beyond = beyond || marked;
-    fmt::print("{:>8}{}  {:>7}  {:>8}  {:>11}  {:>8.4f}  {:>10.5g}\n", row.context, marked ? "*" : " ", row.stride,
-               row.windows, row.tokens, row.loss, row.perplexity);
+    print_out("{:>8}{}  {:>7}  {:>8}  {:>11}  {:>8.4f}  {:>10.5g}\n", row.context, marked ? "*" : " ", row.stride,
+              row.windows, row.tokens, row.loss, row.perplexity);
   }
-  if (beyond) fmt::print("* longer than the model's context of {}\n", model_context);
+  if (beyond) print_out("* longer than the model's context of {}\n", model_context);
 }
 
 void print_buckets(const std::vector<ContextPerplexity>& results) {
   const std::size_t buckets = results.front().buckets.size();
-  fmt::print("\nloss by position in the window, in {} equal parts\n{:>9}", buckets, "context");
-  for (std::size_t b = 0; b < buckets; ++b) fmt::print("  {:>7}", b + 1);
-  fmt::print("\n");
+  print_out("\nloss by position in the window, in {} equal parts\n{:>9}", buckets, "context");
+  for (std::size_t b = 0; b < buckets; ++b) print_out("  {:>7}", b + 1);
+  print_out("\n");
   for (const ContextPerplexity& row : results) {
-    fmt::print("{:>8} ", row.context);
+    print_out("{:>8} ", row.context);
     for (const BucketLoss& bucket : row.buckets) {
-      fmt::print("  {:>7}", bucket.tokens > 0 ? fmt::format("{:.4f}", bucket.loss) : "-");
+      print_out("  {:>7}", bucket.tokens > 0 ? fmt::format("{:.4f}", bucket.loss) : "-");
     }
-    fmt::print("\n");
+    print_out("\n");
   }
 }
 
@@ -195,18 +196,18 @@ void run_verb(const Perplexity& options, World& world) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!world.leads()) return;
   if (options.json) {
-    fmt::print("{}\n", to_text(Json{{"model", options.model.folder},
-                                    {"model_context", longest},
-                                    {"data", options.data},
-                                    {"first_token", range.begin},
-                                    {"tokens", range.size},
-                                    {"protocol", protocol_name(settings.protocol)},
-                                    {"results", as_json(results, longest)},
-                                    {"tokens_per_s", static_cast<double>(run.done() - before) / seconds}},
-                               2));
+    print_out("{}\n", to_text(Json{{"model", options.model.folder},
+                                   {"model_context", longest},
+                                   {"data", options.data},
+                                   {"first_token", range.begin},
+                                   {"tokens", range.size},
+                                   {"protocol", protocol_name(settings.protocol)},
+                                   {"results", as_json(results, longest)},
+                                   {"tokens_per_s", static_cast<double>(run.done() - before) / seconds}},
+                              2));
     return;
   }
-  fmt::print("{} tokens of {}, starting at token {}\n", range.size, options.data, range.begin);
+  print_out("{} tokens of {}, starting at token {}\n", range.size, options.data, range.begin);
   print_table(results, settings.protocol, longest);
   if (options.buckets > 0) print_buckets(results);
 }

@@ -9,6 +9,7 @@
 #include "core/digits.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/output.h"
 #include "eval/choice.h"
 
 namespace tapetune::cli {
@@ -27,15 +28,15 @@ void print_score(const ChoiceScore& score) {
   const auto share = [](double value, double error) {
     return fmt::format("{:.4f} ± {}", value, std::isnan(error) ? "-" : fmt::format("{:.4f}", error));
   };
-  fmt::print("{:<35}  {:>9}  {:>15}  {:>15}\n", score.name, score.questions, share(score.acc, score.acc_stderr),
-             share(score.acc_norm, score.acc_norm_stderr));
+  print_out("{:<35}  {:>9}  {:>15}  {:>15}\n", score.name, score.questions, share(score.acc, score.acc_stderr),
+            share(score.acc_norm, score.acc_norm_stderr));
 }
 
 void print_table(const ChoiceResults& results) {
-  fmt::print("{:<35}  {:>9}  {:>15}  {:>15}\n", "", "questions", "acc", "acc_norm");
+  print_out("{:<35}  {:>9}  {:>15}  {:>15}\n", "", "questions", "acc", "acc_norm");
   if (results.parts.size() > 1) {
     for (const ChoiceScore& score : results.parts) print_score(score);
-    fmt::print("\n");
+    print_out("\n");
   }
   for (const ChoiceScore& score : results.groups) print_score(score);
   print_score(results.all);
@@ -97,25 +98,25 @@ void run_verb(const Choice& verb, World& world) {
          context);
   }
   if (verb.json) {
-    fmt::print("{}\n", to_text(Json{{"model", verb.model.folder},
-                                    {"model_context", context},
-                                    {"task", run.task().name},
-                                    {"data", verb.data},
-                                    {"shots", run.task().shots},
-                                    {"shortened", run.shortened()},
-                                    {"results", as_json(results.all)},
-                                    {"groups", as_json(results.groups)},
-                                    {"parts", as_json(results.parts)},
-                                    {"tokens_computed", run.computed()},
-                                    {"questions_per_s", static_cast<double>(run.done() - before) / seconds}},
-                               2));
+    print_out("{}\n", to_text(Json{{"model", verb.model.folder},
+                                   {"model_context", context},
+                                   {"task", run.task().name},
+                                   {"data", verb.data},
+                                   {"shots", run.task().shots},
+                                   {"shortened", run.shortened()},
+                                   {"results", as_json(results.all)},
+                                   {"groups", as_json(results.groups)},
+                                   {"parts", as_json(results.parts)},
+                                   {"tokens_computed", run.computed()},
+                                   {"questions_per_s", static_cast<double>(run.done() - before) / seconds}},
+                              2));
     return;
   }
-  fmt::print("{} of {}, {}\n\n", run.task().name, verb.data, counted(run.task().shots, "shot"));
+  print_out("{} of {}, {}\n\n", run.task().name, verb.data, counted(run.task().shots, "shot"));
   print_table(results);
   if (run.shortened() > 0) {
-    fmt::print("{} truncated on the left: longer than the model's context of {}\n",
-               counted(run.shortened(), "question"), context);
+    print_out("{} truncated on the left: longer than the model's context of {}\n", counted(run.shortened(), "question"),
+              context);
   }
 }
 

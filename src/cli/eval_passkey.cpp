@@ -9,6 +9,7 @@
 #include "core/digits.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/output.h"
 #include "eval/passkey.h"
 
 namespace tapetune::cli {
@@ -31,18 +32,18 @@ std::string mark(bool beyond) { return beyond ? "*" : " "; }
 
 // A row a length.
 void print_lengths(const std::vector<PasskeyCell>& cells, std::int64_t model_context) {
-  fmt::print("{:>9}  {:>10}  {:>7}  {:>8}  {:>8}\n", "tokens", "characters", "trials", "correct", "accuracy");
+  print_out("{:>9}  {:>10}  {:>7}  {:>8}  {:>8}\n", "tokens", "characters", "trials", "correct", "accuracy");
   for (const PasskeyCell& cell : cells) {
-    fmt::print("{:>8.0f}{}  {:>10}  {:>7}  {:>8}  {:>8.2f}\n", cell.tokens, mark(cell.longest > model_context),
-               cell.garbage, cell.trials, cell.correct, accuracy(cell));
+    print_out("{:>8.0f}{}  {:>10}  {:>7}  {:>8}  {:>8.2f}\n", cell.tokens, mark(cell.longest > model_context),
+              cell.garbage, cell.trials, cell.correct, accuracy(cell));
   }
 }
 
 // A row a length, a column a depth.
 void print_grid(const std::vector<PasskeyCell>& cells, std::size_t depths, std::int64_t model_context) {
-  fmt::print("accuracy by length and depth (0 is the start of the text)\n{:>9}", "tokens");
-  for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>4}", *cells[d].depth);
-  fmt::print("\n");
+  print_out("accuracy by length and depth (0 is the start of the text)\n{:>9}", "tokens");
+  for (std::size_t d = 0; d < depths; ++d) print_out("  {:>4}", *cells[d].depth);
+  print_out("\n");
   for (std::size_t row = 0; row < cells.size(); row += depths) {
     double tokens = 0;
     bool beyond = false;
@@ -50,9 +51,9 @@ void print_grid(const std::vector<PasskeyCell>& cells, std::size_t depths, std::
       tokens += cells[row + d].tokens / static_cast<double>(depths);
       beyond = beyond || cells[row + d].longest > model_context;
     }
-    fmt::print("{:>8.0f}{}", tokens, mark(beyond));
-    for (std::size_t d = 0; d < depths; ++d) fmt::print("  {:>4.2f}", accuracy(cells[row + d]));
-    fmt::print("\n");
+    print_out("{:>8.0f}{}", tokens, mark(beyond));
+    for (std::size_t d = 0; d < depths; ++d) print_out("  {:>4.2f}", accuracy(cells[row + d]));
+    print_out("\n");
   }
 }
 
@@ -106,26 +107,26 @@ void measure(const Passkey& verb, const Subject& subject, World& world) {
   if (!world.leads()) return;
   if (!verb.details.empty()) write_details(run, tokenizer, verb.details);
   if (verb.json) {
-    fmt::print("{}\n", to_text(Json{{"model", verb.model.folder},
-                                    {"model_context", context},
-                                    {"seed", verb.options.seed},
-                                    {"matched", run.judge().by_ids() ? "tokens" : "text"},
-                                    {"cells", as_json(cells, context)},
-                                    {"tokens_read", run.read()},
-                                    {"tokens_computed", run.computed()},
-                                    {"seconds", seconds}},
-                               2));
+    print_out("{}\n", to_text(Json{{"model", verb.model.folder},
+                                   {"model_context", context},
+                                   {"seed", verb.options.seed},
+                                   {"matched", run.judge().by_ids() ? "tokens" : "text"},
+                                   {"cells", as_json(cells, context)},
+                                   {"tokens_read", run.read()},
+                                   {"tokens_computed", run.computed()},
+                                   {"seconds", seconds}},
+                              2));
     return;
   }
-  fmt::print("passkey retrieval: {} for each length{}, seeds from {}\nanswers compared as {}\n\n",
-             counted(verb.options.trials, "trial"), verb.options.depths.empty() ? "" : " and depth", verb.options.seed,
-             run.judge().by_ids() ? "token ids" : "text");
+  print_out("passkey retrieval: {} for each length{}, seeds from {}\nanswers compared as {}\n\n",
+            counted(verb.options.trials, "trial"), verb.options.depths.empty() ? "" : " and depth", verb.options.seed,
+            run.judge().by_ids() ? "token ids" : "text");
   if (verb.options.depths.empty()) {
     print_lengths(cells, context);
   } else {
     print_grid(cells, verb.options.depths.size(), context);
   }
-  if (longest > context) fmt::print("* longer than the model's context of {}\n", context);
+  if (longest > context) print_out("* longer than the model's context of {}\n", context);
 }
 
 void run_verb(const Passkey& verb, World& world) {

@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 
 #include <chrono>
-#include <cstdio>
 
 #include "cli/numbers.h"
 #include "cli/subject.h"
@@ -13,6 +12,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/output.h"
 #include "core/signals.h"
 #include "hf/tokenizer.h"
 
@@ -76,8 +76,8 @@ std::vector<std::int64_t> end_tokens(const std::filesystem::path& folder, const 
 }
 
 void put(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  write_text(text);
+  flush_out();
 }
 
 void run(const Options& options) {
@@ -168,7 +168,7 @@ void run(const Options& options) {
                        {"prefill_seconds", times.prefill_seconds},
                        {"decode_tokens", times.decode_tokens},
                        {"decode_seconds", times.decode_seconds}};
-    fmt::print(stderr, "{}\n", to_text(line));
+    write_error(to_text(line) + "\n");
   }
   if (interrupted()) throw Interrupted("interrupted; the text so far is complete");
 }

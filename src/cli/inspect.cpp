@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/output.h"
 
 namespace tapetune::cli {
 
@@ -86,7 +87,7 @@ Json describe(const Checkpoint& checkpoint) {
 
 void print_table(const Checkpoint& checkpoint, const Json& d) {
   const ModelConfig& c = checkpoint.config();
-  const auto row = [](std::string_view key, const std::string& value) { fmt::print("{:<13} {}\n", key, value); };
+  const auto row = [](std::string_view key, const std::string& value) { print_out("{:<13} {}\n", key, value); };
   const auto counts = [](const Json& parts) {
     std::string text;
     for (const auto& [name, count] : parts.items()) {
@@ -151,7 +152,7 @@ void add_inspect(CLI::App& app) {
       for (const std::string& text : adapted.notes) note("{}", text);
     }
     if (options->json) {
-      fmt::print("{}\n", to_text(description, 2));
+      print_out("{}\n", to_text(description, 2));
     } else {
       print_table(checkpoint, description);
     }

@@ -3,9 +3,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "cli/ending.h"
@@ -15,6 +19,7 @@
 #include "core/cores.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "core/moment.h"
 #include "core/signals.h"
 #include "distributed/meeting_place.h"
 
@@ -26,6 +31,8 @@ struct Child {
   pid_t process = 0;
   bool ended = false;
   int status = 0;
+  std::string beat = {};                               // the last one seen
+  std::chrono::steady_clock::time_point beat_at = {};  // when it was another than before
 };
 
 // The program's own file. Ranks are started from it rather than through /proc/self/exe, which would name them "exe".
@@ -38,77 +45,176 @@ std::filesystem::path own_program() {
   return std::filesystem::exists(program, status) ? program : link;  // a file that was replaced since
 }
 
-// The program again, as one of the ranks.
-pid_t start(const std::filesystem::path& program, const std::vector<std::string>& command, int rank, int ranks,
-            int port) {
-  const pid_t parent = ::getpid(), child = ::fork();
-  if (child != 0) return child;
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // a rank does not outlive the launcher
-  if (::getppid() != parent) ::_exit(bad_input);
-  ::setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on: a second one would end a rank at once
-  const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
-  set("RANK", std::to_string(rank));
-  set("LOCAL_RANK", std::to_string(rank));
-  set("WORLD_SIZE", std::to_string(ranks));
-  set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", std::to_string(port));
-  set("TORCHELASTIC_USE_AGENT_STORE", "True");
-  set("TORCHELASTIC_RESTART_COUNT", "0");
-  ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, available_cores() / ranks)).c_str(), 0);
-  std::vector<char*> words;
-  std::string name = "tapetune";
-  words.push_back(name.data());
-  std::vector<std::string> copy = command;
-  std::string hush = "-q";
-  if (quiet()) words.push_back(hush.data());
-  for (std::string& word : copy) words.push_back(word.data());
-  words.push_back(nullptr);
-  ::execv(program.c_str(), words.data());
-  ::_exit(bad_input);
-}
+// What a rank is started with, made before fork(): afterwards a process with several threads may only call what a
+// signal handler may.
+class RankProgram {
+ public:
+  RankProgram(std::filesystem::path program, const std::vector<std::string>& command, int ranks, int port)
+      : program_(std::move(program)), words_{"tapetune"} {
+    if (quiet()) words_.emplace_back("-q");
+    words_.insert(words_.end(), command.begin(), command.end());
+    for (char** each = environ; *each != nullptr; ++each) environment_.emplace_back(*each);
+    set("WORLD_SIZE", std::to_string(ranks));
+    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_PORT", std::to_string(port));
+    set("TORCHELASTIC_USE_AGENT_STORE", "True");
+    set("TORCHELASTIC_RESTART_COUNT", attempt);
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+      set("OMP_NUM_THREADS", std::to_string(std::max(1, available_cores() / ranks)));
+    }
+  }
+
+  // Starts one; an error of fork() fails.
+  pid_t start(int rank) {
+    set("RANK", std::to_string(rank));
+    set("LOCAL_RANK", std::to_string(rank));
+    const std::vector<char*> words = pointers(words_), environment = pointers(environment_);
+    at_moment("fork");
+    // A signal that comes before the rank catches it would end it or be lost; so it waits until then.
+    const BlockSignals until_it_catches_them;
+    const pid_t parent = ::getpid(), child = ::fork();
+    if (child < 0) {
+      fail("launch", "rank {} could not be started: {}; lower --nproc, or raise the limits on processes and memory.",
+           rank, errno_text(errno));
+    }
+    if (child != 0) return child;
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // a rank does not outlive the launcher
+    if (::getppid() != parent) ::_exit(bad_input);
+    ::setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on: a second one would end a rank at once
+    at_moment("rank");
+    ::execve(program_.c_str(), words.data(), environment.data());
+    constexpr std::string_view text = "error: [launch] the program could not be started again as a rank\n";
+    ::_exit(::write(STDERR_FILENO, text.data(), text.size()) < 0 ? bad_input : bad_input);
+  }
+
+  static constexpr const char* attempt = "0";
+
+ private:
+  void set(const std::string& name, const std::string& value) {
+    std::erase_if(environment_, [&](const std::string& entry) { return entry.starts_with(name + "="); });
+    environment_.push_back(name + "=" + value);
+  }
+  static std::vector<char*> pointers(std::vector<std::string>& texts) {
+    std::vector<char*> all;
+    for (std::string& text : texts) all.push_back(text.data());
+    all.push_back(nullptr);
+    return all;
+  }
+  std::filesystem::path program_;
+  std::vector<std::string> words_, environment_;
+};
 
 void signal_all(const std::vector<Child>& children, int number) {
   for (const Child& child : children) {
-    if (!child.ended) ::kill(child.process, number);
+    if (child.process > 0 && !child.ended) ::kill(child.process, number);
   }
 }
 
-// Until all have ended. When one fails the others notice by themselves, and rank 0 says what it was; those who do not
-// end soon after are ended.
-void wait_for_all(std::vector<Child>& children) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::seconds grace{15};  // longer than rank 0 takes to find out
-  std::optional<Clock::time_point> first_failure;
-  bool passed_on = false, told = false;
-  for (std::size_t left = children.size(); left > 0;) {
-    for (Child& child : children) {
-      if (child.ended || ::waitpid(child.process, &child.status, WNOHANG) == 0) continue;
-      child.ended = true;
-      --left;
-      if (child.status != 0 && !first_failure) first_failure = Clock::now();
-    }
-    if (interrupted() && !std::exchange(passed_on, true)) signal_all(children, SIGTERM);
-    if (first_failure && Clock::now() - *first_failure > grace && !std::exchange(told, true)) {
-      signal_all(children, SIGKILL);  // a stopped process ends by nothing else
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+std::string signal_text(int status) {
+  return fmt::format("signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
 }
+
+bool failed(int status) { return status != 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == resumable); }
+
+// The ranks of one launch, until all have ended.
+class Waiting {
+ public:
+  Waiting(std::vector<Child>& children, const Store& store)
+      : children_(children), store_(of_attempt(store, RankProgram::attempt)) {}
+
+  // When one fails the others notice by themselves, and rank 0 says what it was; those who do not respond are ended.
+  // After an interruption nobody is: rank 0 may save for longer than any limit.
+  void run() {
+    for (std::size_t left = children_.size(); left > 0;) {
+      for (std::size_t r = 0; r < children_.size(); ++r) {
+        Child& child = children_[r];
+        if (child.ended || ::waitpid(child.process, &child.status, WNOHANG) == 0) continue;
+        child.ended = true;
+        --left;
+        if (failed(child.status)) tell_failure(static_cast<int>(r));
+      }
+      if (interrupted() && !std::exchange(passed_on_, true)) signal_all(children_, SIGTERM);
+      if (interrupt_count() > 1) {  // "press Ctrl-C again to stop now"
+        signal_all(children_, SIGKILL);
+        std::signal(SIGINT, SIG_DFL);
+        std::raise(SIGINT);
+      }
+      if (first_failure_) end_silent_ranks();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Nobody else knows of a rank that was killed, or ended before it met the others.
+  void tell_failure(int rank) {
+    const int status = children_[static_cast<std::size_t>(rank)].status;
+    if (!first_failure_) first_failure_ = Clock::now();
+    const std::string why = WIFSIGNALED(status)
+                                ? fmt::format(
+                                      "it was killed by {}; check the memory of this machine, then rerun the "
+                                      "same command to resume from the last checkpoint.",
+                                      signal_text(status))
+                                : fmt::format("it ended with exit code {}; see its message.", WEXITSTATUS(status));
+    try {
+      if (!store_->check({failed_key(rank)})) store_->set(failed_key(rank), why);
+    } catch (const std::exception&) {  // then its heartbeat tells them
+    }
+  }
+
+  // A stopped process ends by nothing but SIGKILL; one whose heart beats may be saving, and ends by itself.
+  void end_silent_ranks() {
+    constexpr std::chrono::seconds look_every{1}, grace{15};  // longer than rank 0 takes to find out
+    const Clock::time_point now = Clock::now();
+    if (now - looked_ < look_every) return;
+    looked_ = now;
+    for (std::size_t r = 0; r < children_.size(); ++r) {
+      Child& child = children_[r];
+      if (child.ended) continue;
+      std::string beat;
+      try {
+        const std::string key = beat_key(static_cast<int>(r));
+        if (store_->check({key})) beat = text_of(store_->get(key));
+      } catch (const std::exception&) {  // as one that does not beat
+      }
+      if (std::exchange(child.beat, beat) != beat) child.beat_at = now;
+      if (now - std::max(child.beat_at, *first_failure_) > grace) ::kill(child.process, SIGKILL);
+    }
+  }
+
+  std::vector<Child>& children_;
+  Store store_;
+  bool passed_on_ = false;
+  std::optional<Clock::time_point> first_failure_;
+  Clock::time_point looked_;
+};
 
 int launch(int ranks, const std::vector<std::string>& command) {
-  const std::filesystem::path program = own_program();
   const auto store = open_meeting_place();
+  RankProgram program(own_program(), command, ranks, store->getPort());
   std::vector<Child> children(static_cast<std::size_t>(ranks));
-  for (int r = 0; r < ranks; ++r)
-    children[static_cast<std::size_t>(r)].process = start(program, command, r, ranks, store->getPort());
-  wait_for_all(children);
+  count_interrupts();
+  try {
+    for (int r = 0; r < ranks; ++r) {
+      check_interrupted();
+      children[static_cast<std::size_t>(r)].process = program.start(r);
+    }
+  } catch (...) {
+    signal_all(children, SIGKILL);  // nothing has begun without the others
+    throw;
+  }
+  Waiting(children, store).run();
   const int first = children.front().status;
   if (WIFSIGNALED(first)) {
-    fail("launch", "rank 0 was killed by signal {} ({}); rerun the same command to resume from the last checkpoint.",
-         WTERMSIG(first), ::strsignal(WTERMSIG(first)));
+    fail("launch", "rank 0 was killed by {}; rerun the same command to resume from the last checkpoint.",
+         signal_text(first));
   }
-  for (const Child& child : children) {
-    if (child.status != 0) return WIFEXITED(child.status) ? WEXITSTATUS(child.status) : bad_input;
+  if (first != 0) return WEXITSTATUS(first);
+  for (std::size_t r = 1; r < children.size(); ++r) {
+    const int status = children[r].status;
+    if (WIFSIGNALED(status)) fail("launch", "rank {} was killed by {} after rank 0 had ended.", r, signal_text(status));
+    if (status != 0) return WEXITSTATUS(status);
   }
   return ok;
 }

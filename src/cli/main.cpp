@@ -9,9 +9,11 @@
 #include "cli/verbs.h"
 #include "cli/version.h"
 #include "core/cores.h"
-#include "core/error.h"
 #include "core/log.h"
+#include "core/mapped_file.h"
 #include "core/memory.h"
+#include "core/moment.h"
+#include "core/output.h"
 #include "core/signals.h"
 
 namespace {
@@ -68,22 +70,23 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& done) {
     return app.exit(done);
   }
-  // A full disk behind a pipe or a redirection loses the result; that is no success.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
-    tapetune::fail("output", "standard output cannot be written; check the disk.");
+  tapetune::flush_out();  // a full disk behind a pipe or a redirection loses the result; that is no success
   return tapetune::cli::ok;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  tapetune::keep_standard_streams();
+  tapetune::at_moment("start");
+  tapetune::catch_signals();  // first of all: until then a signal ends the program, and with it a run of several ranks
+  tapetune::watch_mapped_files();
   tapetune::set_up_memory();
   // OpenMP knows the affinity mask, but no container's quota; a number that the user gave wins.
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     const int cores = tapetune::available_cores();
     if (cores < at::get_num_threads()) at::set_num_threads(cores);
   }
-  tapetune::catch_signals();
   try {
     return run(argc, argv);
   } catch (...) {

@@ -8,6 +8,7 @@
 #include "cli/verbs.h"
 #include "core/digits.h"
 #include "core/json.h"
+#include "core/output.h"
 #include "distributed/layout.h"
 #include "recipe/shipped.h"
 
@@ -48,7 +49,7 @@ Json json_of(const Plan& plan, const Recipe& recipe) {
 
 void print_table(const Plan& plan, const Recipe& recipe, const Given& given) {
   const auto count = [](std::int64_t n) { return grouped(static_cast<std::uint64_t>(n)); };
-  const auto row = [](std::string_view key, const std::string& value) { fmt::print("{:<20} {:>16}\n", key, value); };
+  const auto row = [](std::string_view key, const std::string& value) { print_out("{:<20} {:>16}\n", key, value); };
   row("parameters", count(plan.parameters));
   row("trainable", count(plan.trained));
   for (const auto& [part, n] : plan.trained_by_part) row("  " + part, count(n));
@@ -81,7 +82,7 @@ void print_table(const Plan& plan, const Recipe& recipe, const Given& given) {
     if (share_batch(recipe, given.ranks).micro_batch > 1) ways.emplace_back("a smaller micro_batch");
     if (recipe.sequence_parallel < given.ranks) ways.emplace_back("a larger sequence_parallel");
     ways.push_back(given.ranks > 1 ? "more --ranks" : "several --ranks with shard=base");
-    fmt::print("does not fit {}: try {}\n", bytes_text(given.gpu), fmt::join(ways, ", "));
+    print_out("does not fit {}: try {}\n", bytes_text(given.gpu), fmt::join(ways, ", "));
   }
 }
 
@@ -133,7 +134,7 @@ void add_plan(CLI::App& app) {
       plan.step_seconds = probe_step(recipe);
     }
     if (options->json) {
-      fmt::print("{}\n", to_text(json_of(plan, recipe), 2));
+      print_out("{}\n", to_text(json_of(plan, recipe), 2));
     } else {
       print_table(plan, recipe, given);
     }

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/output.h"
 #include "recipe/recipe.h"
 #include "recipe/shipped.h"
 
@@ -17,7 +18,7 @@ void list() {
   std::size_t widest = 0;
   const std::vector<ShippedRecipe> all = list_recipes();
   for (const ShippedRecipe& each : all) widest = std::max(widest, each.name.size());
-  for (const ShippedRecipe& each : all) fmt::print("{:{}}  {}\n", each.name, widest, each.summary);
+  for (const ShippedRecipe& each : all) print_out("{:{}}  {}\n", each.name, widest, each.summary);
 }
 
 void copy(const std::string& name, const std::string& to, bool force) {
@@ -28,7 +29,7 @@ void copy(const std::string& name, const std::string& to, bool force) {
   WholeFile file(target, force);
   file.write(read_text(from));
   file.commit();
-  fmt::print("{}\n", target.string());
+  print_out("{}\n", target.string());
 }
 
 void validate(const std::vector<std::string>& words) {
@@ -45,7 +46,7 @@ void validate(const std::vector<std::string>& words) {
       wrong.emplace_back(error.what());
     }
   }
-  fmt::print("{}", right);
+  print_out("{}", right);
   if (!wrong.empty()) throw Error(fmt::format("{}", fmt::join(wrong, "\n")));
 }
 
@@ -60,7 +61,7 @@ void keys(bool json) {
                      {"help", key.help},
                      {"decides", key.decides}});
     }
-    fmt::print("{}\n", to_text(all, 2));
+    print_out("{}\n", to_text(all, 2));
     return;
   }
   std::size_t name = 0, type = 0, fallback = 0;
@@ -70,10 +71,10 @@ void keys(bool json) {
     type = std::max(type, key.type.size());
     fallback = std::max(fallback, shown(key).size());
   }
-  fmt::print("{:{}}  {:{}}  {:{}}  {}\n", "key", name, "type", type, "default", fallback, "help");
+  print_out("{:{}}  {:{}}  {:{}}  {}\n", "key", name, "type", type, "default", fallback, "help");
   for (const RecipeKey& key : recipe_keys()) {
-    fmt::print("{:{}}  {:{}}  {:{}}  {}{}\n", key.name, name, key.type, type, shown(key), fallback, key.help,
-               key.rule.empty() ? "" : fmt::format(" ({})", key.rule));
+    print_out("{:{}}  {:{}}  {:{}}  {}{}\n", key.name, name, key.type, type, shown(key), fallback, key.help,
+              key.rule.empty() ? "" : fmt::format(" ({})", key.rule));
   }
 }
 
@@ -98,7 +99,7 @@ void add_recipes(CLI::App& app) {
   show->add_option("recipe", options->name, "A file, or the name of a shipped recipe")->required();
   show->add_option("settings", options->words, "key=value, as steps=100 or optimizer.lr=1e-4");
   show->footer("example: tapetune recipes show llama2-7b-8k/tape steps=100 optimizer.lr=1e-4");
-  show->callback([options] { fmt::print("{}", recipe_yaml(read_recipe(find_recipe(options->name), options->words))); });
+  show->callback([options] { write_text(recipe_yaml(read_recipe(find_recipe(options->name), options->words))); });
 
   CLI::App* cp = verb->add_subcommand("cp", "Copy a recipe, to change it");
   cp->add_option("recipe", options->name, "A file, or the name of a shipped recipe")->required();

@@ -9,6 +9,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "core/trace.h"
+#include "distributed/meeting_place.h"
 #include "model/device.h"
 
 namespace tapetune::cli {
@@ -19,12 +20,22 @@ void write_trace(World& world, const std::string& path) {
   const std::vector<std::string> all = world.collect(to_text(trace::events(world.rank())));
   if (!world.leads()) return;
   Json events = Json::array();
-  for (const std::string& text : all) {
-    for (Json& event : from_text(text)) events.push_back(std::move(event));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    for (Json& event : json_of_rank(static_cast<int>(r), all[r])) events.push_back(std::move(event));
   }
   WholeFile file(path, true);
   file.write(to_text(Json{{"traceEvents", std::move(events)}}) + "\n");
   file.commit();
+}
+
+// Of an interruption while they meet, rank 0 speaks for all.
+std::unique_ptr<World> meet(const Seat& seat, std::chrono::seconds timeout, at::Device device) {
+  try {
+    return std::make_unique<World>(seat, timeout, device);
+  } catch (const Interrupted&) {
+    if (seat.rank == 0) throw;
+    throw Interrupted("");
+  }
 }
 
 }  // namespace
@@ -48,7 +59,8 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
   if (!options.trace.empty()) trace::begin();
   const at::Device device = open_device(options.device, seat.local_rank);
   if (seat.rank == 1) set_quiet(asked_quiet);  // it says so when rank 0 does not come
-  World world(seat, std::chrono::seconds(options.timeout), device);
+  const std::unique_ptr<World> met = meet(seat, std::chrono::seconds(options.timeout), device);
+  World& world = *met;
   if (seat.rank != 0) set_quiet(true);
   if (world.size() == 1) {
     work(world);
@@ -62,6 +74,7 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
     world.leave(std::chrono::seconds(options.timeout));
   } catch (...) {
     const Ending end = ending(std::current_exception());
+    if (end.code == resumable) world.interrupt();
     tell({end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text), end.code});
     std::fflush(stdout);
     std::fflush(stderr);

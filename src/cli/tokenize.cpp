@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/output.h"
 #include "core/signals.h"
 #include "hf/tokenizer.h"
 
@@ -40,7 +41,7 @@ void encode_lines(const Tokenizer& tokenizer, std::istream& in, bool special, st
   std::size_t bytes = 0;
   const auto flush = [&] {
     const std::vector<std::string_view> views(lines.begin(), lines.end());
-    for (const TokenIds& ids : tokenizer.encode_batch(views, special)) fmt::print("[{}]\n", fmt::join(ids, ","));
+    for (const TokenIds& ids : tokenizer.encode_batch(views, special)) print_out("[{}]\n", fmt::join(ids, ","));
     lines.clear();
     bytes = 0;
     check_interrupted();
@@ -63,7 +64,7 @@ void decode_lines(const Tokenizer& tokenizer, std::istream& in, bool skip_specia
       if (!id.is_number_integer()) fail("tokenizer", "{}: {} is not a token id.", where, to_text(id));
       tokens.push_back(id.get<std::int64_t>());
     }
-    fmt::print("{}\n", to_text(Json(tokenizer.decode(tokens, skip_special)), -1, Json::error_handler_t::replace));
+    print_out("{}\n", to_text(Json(tokenizer.decode(tokens, skip_special)), -1, Json::error_handler_t::replace));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/output.h"
 #include "core/shell.h"
 #include "recipe/shipped.h"
 #include "train/base.h"
@@ -40,11 +41,11 @@ Recipe recipe_to_train(const std::string& given, const std::vector<std::string>&
 }
 
 void print_summary(const Recipe& recipe, const TrainResult& result) {
-  fmt::print("{}, last loss {:.4f}, adapter in {}\n", counted(result.steps, "step"), result.loss, result.adapter);
+  print_out("{}, last loss {:.4f}, adapter in {}\n", counted(result.steps, "step"), result.loss, result.adapter);
   if (quiet()) return;
   if (result.steps > result.first_step) {
-    fmt::print("{} in {}, {} tokens/s, peak memory {:.0f} MB\n", counted(result.steps - result.first_step, "step"),
-               time_text(result.seconds), grouped(std::llround(result.tokens_per_s)), result.peak_mb);
+    print_out("{} in {}, {} tokens/s, peak memory {:.0f} MB\n", counted(result.steps - result.first_step, "step"),
+              time_text(result.seconds), grouped(std::llround(result.tokens_per_s)), result.peak_mb);
   }
   const std::string run = shell_word(recipe.run);
   std::string folder = recipe.run;
@@ -52,8 +53,8 @@ void print_summary(const Recipe& recipe, const TrainResult& result) {
   const Recipe found = with_found_paths(recipe, recipe.run, /*say=*/false);
   const std::string data = recipe.held_out > 0 ? shell_word(token_path(found, 0).string()) + " --split held-out"
                                                : std::string("HELD-OUT.txt");
-  fmt::print("next: tapetune eval perplexity {} --data {} --context {}\n", run, data, recipe.context);
-  fmt::print("      tapetune merge {} --out {}\n", run, shell_word(folder + "-merged"));
+  print_out("next: tapetune eval perplexity {} --data {} --context {}\n", run, data, recipe.context);
+  print_out("      tapetune merge {} --out {}\n", run, shell_word(folder + "-merged"));
 }
 
 }  // namespace
@@ -85,7 +86,7 @@ void add_train(CLI::App& app) {
           train(recipe, TAPETUNE_VERSION, world, [](const std::exception_ptr& thrown) { return ending(thrown).text; });
       if (!world.leads()) return;
       print_summary(recipe, result);
-      if (options->timing) fmt::print(stderr, "{}\n", to_text(Json{{"first_step_at", result.first_step_at}}));
+      if (options->timing) write_error(to_text(Json{{"first_step_at", result.first_step_at}}) + "\n");
     });
   });
 }

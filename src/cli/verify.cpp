@@ -8,6 +8,7 @@
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "core/error.h"
+#include "core/output.h"
 #include "train/base.h"
 #include "train/verify_run.h"
 
@@ -18,23 +19,23 @@ namespace {
 void print_names(std::string_view what, const std::vector<std::string>& names) {
   constexpr std::size_t shown = 5;
   if (names.empty()) return;
-  fmt::print("{}: {}\n", what, names.size());
-  for (std::size_t i = 0; i < std::min(shown, names.size()); ++i) fmt::print("  {}\n", names[i]);
-  if (names.size() > shown) fmt::print("  and {} more\n", names.size() - shown);
+  print_out("{}: {}\n", what, names.size());
+  for (std::size_t i = 0; i < std::min(shown, names.size()); ++i) print_out("  {}\n", names[i]);
+  if (names.size() > shown) print_out("  and {} more\n", names.size() - shown);
 }
 
 void print_result(const Verification& result) {
   print_names("only in A", result.only_a);
   print_names("only in B", result.only_b);
   print_names("dtype or shape differs", result.unlike);
-  fmt::print("tensors   {} compared, {} bit-identical\n", result.compared, result.identical);
+  print_out("tensors   {} compared, {} bit-identical\n", result.compared, result.identical);
   if (result.identical < result.compared) {
-    fmt::print("          largest difference {:.3g} in {}\n", result.worst_absolute.absolute,
-               result.worst_absolute.name);
-    fmt::print("          largest relative difference {:.3g} in {}\n", result.worst_relative.relative,
-               result.worst_relative.name);
+    print_out("          largest difference {:.3g} in {}\n", result.worst_absolute.absolute,
+              result.worst_absolute.name);
+    print_out("          largest relative difference {:.3g} in {}\n", result.worst_relative.relative,
+              result.worst_relative.name);
   }
-  fmt::print(
+  print_out(
       "logits    of {} tokens: largest difference {:.3g}, largest logit {:.3g}; same most likely token after {}\n",
       result.tokens, result.logits_difference, result.largest_logit, result.same_next);
 }
@@ -104,7 +105,7 @@ void add_verify(CLI::App& app) {
     if (options->logits_tolerance >= 0) verifying.logits_tolerance = options->logits_tolerance;
     const Verification result = verify(verifying);
     if (options->json) {
-      fmt::print("{}\n", to_text(verification_json(result), 2));
+      print_out("{}\n", to_text(verification_json(result), 2));
     } else {
       print_result(result);
     }

@@ -1,4 +1,5 @@
 #include "cli/wrote.h"
+#include "core/output.h"
 
 #include <fmt/format.h>
 
@@ -36,6 +37,6 @@ std::string wrote(const fs::path& path) {
   return fmt::format("wrote {} ({} file{}, {})", path.string(), files, files == 1 ? "" : "s", size_text(bytes));
 }
 
-void print_wrote(const fs::path& path) { fmt::print("{}\n", wrote(path)); }
+void print_wrote(const fs::path& path) { print_out("{}\n", wrote(path)); }
 
 }  // namespace tapetune::cli

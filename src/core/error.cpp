@@ -1,6 +1,7 @@
 #include "core/error.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 namespace tapetune {
@@ -13,5 +14,16 @@ void throw_error(std::string_view component, const std::string& text) {
 }
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
+
+void fail_system(const std::string& path, std::string_view doing, int error) {
+  const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
+                       : error == EACCES || error == EPERM || error == EROFS
+                           ? "check the permissions or choose another folder"
+                       : error == ENOMEM ? "there is not enough memory (or address space: ulimit -v); close other "
+                                           "programs, or use a machine with more"
+                       : error == EMFILE || error == ENFILE ? "too many files are open; raise the limit (ulimit -n)"
+                                                            : "check the path";
+  fail("file", "{}: {} failed: {}; {}.", path, doing, errno_text(error), remedy);
+}
 
 }  // namespace tapetune

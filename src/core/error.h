@@ -32,5 +32,7 @@ template <typename... Args>
 
 // "No space left on device" for an errno value.
 std::string errno_text(int error);
+// A system call on a file failed: "opening", "writing".
+[[noreturn]] void fail_system(const std::string& path, std::string_view doing, int error);
 
 }  // namespace tapetune

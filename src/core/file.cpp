@@ -1,7 +1,6 @@
 #include "core/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,34 +57,23 @@ fs::path without_trailing_slash(fs::path path) { return path.has_filename() ? pa
 
 }  // namespace
 
-void fail_file(const fs::path& path, std::string_view doing, int error) {
-  const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
-                       : error == EACCES || error == EPERM || error == EROFS
-                           ? "check the permissions or choose another folder"
-                       : error == ENOMEM ? "there is not enough memory (or address space: ulimit -v); close other "
-                                           "programs, or use a machine with more"
-                       : error == EMFILE || error == ENFILE ? "too many files are open; raise the limit (ulimit -n)"
-                                                            : "check the path";
-  fail("file", "{}: {} failed: {}; {}.", path.string(), doing, errno_text(error), remedy);
-}
-
 void sync_folder(const fs::path& folder) {
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) fail_file(folder, "opening", errno);
+  if (descriptor < 0) fail_system(folder.string(), "opening", errno);
   const int status = ::fsync(descriptor);
   const int error = errno;
   ::close(descriptor);
   // Some network file systems know no fsync of folders, and need none.
-  if (status != 0 && error != EINVAL && error != EOPNOTSUPP) fail_file(folder, "writing to disk", error);
+  if (status != 0 && error != EINVAL && error != EOPNOTSUPP) fail_system(folder.string(), "writing to disk", error);
 }
 
 int open_regular(const fs::path& path) {
   struct stat info{};
-  if (::stat(path.c_str(), &info) != 0) fail_file(path, "opening", errno);
+  if (::stat(path.c_str(), &info) != 0) fail_system(path.string(), "opening", errno);
   require_regular(path, info);
   // Should another program put a pipe in the file's place just now, opening must not wait for its writer.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (descriptor < 0) fail_file(path, "opening", errno);
+  if (descriptor < 0) fail_system(path.string(), "opening", errno);
   if (::fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(descriptor);
     require_regular(path, info);
@@ -100,7 +88,7 @@ void require_readable(const fs::path& path) {
 std::string read_text(const fs::path& path, std::uint64_t limit) {
   const Descriptor in{handed_over(path) ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : open_regular(path)};
   struct stat info{};
-  if (in.number < 0 || ::fstat(in.number, &info) != 0) fail_file(path, "opening", errno);
+  if (in.number < 0 || ::fstat(in.number, &info) != 0) fail_system(path.string(), "opening", errno);
   if (S_ISDIR(info.st_mode)) require_regular(path, info);
   const auto size = static_cast<std::uint64_t>(S_ISREG(info.st_mode) ? info.st_size : 0);
   const auto require_below_limit = [&](std::uint64_t bytes) {
@@ -114,7 +102,7 @@ std::string read_text(const fs::path& path, std::uint64_t limit) {
   std::size_t got = 0;
   for (ssize_t count; (count = ::read(in.number, text.data() + got, text.size() - got)) != 0;) {
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_file(path, "reading", errno);
+    if (count < 0) fail_system(path.string(), "reading", errno);
     got += static_cast<std::size_t>(count);
     require_below_limit(got);
     if (got == text.size()) text.resize(2 * got);
@@ -123,36 +111,9 @@ std::string read_text(const fs::path& path, std::uint64_t limit) {
   return text;
 }
 
-MappedFile::MappedFile(fs::path path, std::span<const std::byte> bytes) : path_(std::move(path)), bytes_(bytes) {}
-
-std::shared_ptr<const MappedFile> MappedFile::open(const fs::path& path) {
-  const int descriptor = open_regular(path);
-  struct stat info{};
-  void* address = nullptr;
-  if (::fstat(descriptor, &info) == 0 && info.st_size > 0) {
-    address = ::mmap(nullptr, static_cast<std::size_t>(info.st_size), PROT_READ, MAP_SHARED, descriptor, 0);
-  }
-  const int error = errno;
-  ::close(descriptor);
-  if (info.st_size == 0) fail("file", "{}: is empty; download or copy it again.", path.string());
-  if (address == MAP_FAILED) fail_file(path, "mapping", error);
-  const auto* first = static_cast<const std::byte*>(address);
-  return std::shared_ptr<const MappedFile>(new MappedFile(path, {first, static_cast<std::size_t>(info.st_size)}));
-}
-
-void MappedFile::release(std::span<const std::byte> part) const {
-  if (part.empty()) return;
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(part.data()) / page * page;
-  const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(part.data()) + part.size();
-  ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);  // advice: nothing depends on it
-}
-
-MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
-
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) fail_file(path_, "creating", errno);
+  if (descriptor_ < 0) fail_system(path_.string(), "creating", errno);
 }
 
 OutputFile::OutputFile(fs::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
@@ -165,7 +126,11 @@ void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_file(path_, "writing", errno);
+    if (written < 0) {
+      const int error = errno;
+      if (error == EFAULT) fail_if_unreadable(bytes);
+      fail_system(path_.string(), "writing", error);
+    }
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     written_ += static_cast<std::uint64_t>(written);
   }
@@ -180,7 +145,7 @@ void OutputFile::rewrite(std::uint64_t offset, std::span<const std::byte> bytes)
   while (!bytes.empty()) {
     const ssize_t written = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off64_t>(offset));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_file(path_, "writing", errno);
+    if (written < 0) fail_system(path_.string(), "writing", errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }
@@ -191,8 +156,8 @@ void OutputFile::finish() {
   const int synced = ::fsync(descriptor);
   const int sync_error = errno;
   const int closed = ::close(descriptor);
-  if (synced != 0) fail_file(path_, "writing to disk", sync_error);
-  if (closed != 0) fail_file(path_, "closing", errno);
+  if (synced != 0) fail_system(path_.string(), "writing to disk", sync_error);
+  if (closed != 0) fail_system(path_.string(), "closing", errno);
   at_moment("file");
 }
 
@@ -307,7 +272,7 @@ WholeFile::WholeFile(fs::path target, bool replace) : target_(std::move(target))
   partial_ = std::make_unique<Partial>(target_, Partial::Kind::file);
   const int descriptor =
       ::fcntl(partial_->descriptor(), F_DUPFD_CLOEXEC, 0);  // the partial keeps its own, for the lock
-  if (descriptor < 0) fail_file(partial_->path(), "opening", errno);
+  if (descriptor < 0) fail_system(partial_->path().string(), "opening", errno);
   out_ = std::make_unique<OutputFile>(partial_->path(), descriptor);
 }
 
@@ -324,7 +289,7 @@ ScratchFile::ScratchFile(const fs::path& folder)
     : out_(folder, [&] {
         const Partial partial(folder / "scratch", Partial::Kind::file);
         const int descriptor = ::fcntl(partial.descriptor(), F_DUPFD_CLOEXEC, 0);
-        if (descriptor < 0) fail_file(partial.path(), "opening", errno);
+        if (descriptor < 0) fail_system(partial.path().string(), "opening", errno);
         return descriptor;  // its name goes with the partial
       }()) {}
 
@@ -333,7 +298,7 @@ void ScratchFile::read(const std::function<void(std::span<const std::byte> part)
   for (off64_t at = 0;;) {
     const ssize_t count = ::pread(out_.descriptor_, part.data(), part.size(), at);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_file(out_.path_, "reading back", errno);
+    if (count < 0) fail_system(out_.path_.string(), "reading back", errno);
     if (count == 0) return;
     take(std::span(part).first(static_cast<std::size_t>(count)));
     at += count;

@@ -10,12 +10,11 @@
 #include <string>
 #include <string_view>
 
+#include "core/mapped_file.h"
+
 namespace tapetune {
 
 class Partial;
-
-// Says what failed, the system's reason, and what to do.
-[[noreturn]] void fail_file(const std::filesystem::path& path, std::string_view doing, int error);
 
 // Forces the names in a folder to the disk.
 void sync_folder(const std::filesystem::path& folder);
@@ -33,25 +32,6 @@ constexpr std::uint64_t largest_text = std::uint64_t{128} << 20;
 
 // All of a file that require_readable accepts; one with more than `limit` bytes is refused.
 std::string read_text(const std::filesystem::path& path, std::uint64_t limit = largest_text);
-
-// A read-only memory map of a whole file; the bytes live as long as a shared_ptr to it.
-class MappedFile {
- public:
-  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::span<const std::byte> bytes() const { return bytes_; }
-  const std::filesystem::path& path() const { return path_; }
-  // Gives the memory behind a part of bytes() back to the system; it is read anew when it is touched again.
-  void release(std::span<const std::byte> part) const;
-
- private:
-  MappedFile(std::filesystem::path path, std::span<const std::byte> bytes);
-  std::filesystem::path path_;
-  std::span<const std::byte> bytes_;
-};
 
 // A new file in a folder of our own; every failure names the file and what the system said.
 class OutputFile {

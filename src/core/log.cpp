@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 
+#include "core/escape.h"
 #include "core/machine.h"
 
 namespace tapetune {
@@ -51,12 +52,12 @@ bool quiet() { return !logger().should_log(spdlog::level::warn); }
 
 void log_note(const std::string& text) {
   if (log_file != nullptr) log_file->line(text);
-  logger().info(text);
+  logger().info(printable(text));
 }
 
 void log_warning(const std::string& text) {
   if (log_file != nullptr) log_file->line("warning: " + text);
-  logger().warn(text);
+  logger().warn(printable(text));
 }
 
 LogFile::LogFile(const std::filesystem::path& path) : file_(std::fopen(path.c_str(), "ab")), before_(log_file) {
@@ -70,7 +71,7 @@ LogFile::~LogFile() {
 
 void LogFile::line(const std::string& text) {
   if (file_ == nullptr) return;
-  const std::string line = fmt::format("{} {}\n", utc_time(), text);
+  const std::string line = fmt::format("{} {}\n", utc_time(), printable(text));
   std::fwrite(line.data(), 1, line.size(), file_);
   std::fflush(file_);
 }
@@ -78,7 +79,7 @@ void LogFile::line(const std::string& text) {
 void log_error(const std::string& text) {
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
-    logger().error(text.substr(begin, end - begin));
+    logger().error(printable(std::string_view(text).substr(begin, end - begin)));
     begin = end + 1;
   }
 }

@@ -1,4 +1,5 @@
-// Messages for people, on stderr: "note: ...", "warning: ..." and "error: ..."; results go to stdout.
+// Messages for people, on stderr: "note: ...", "warning: ..." and "error: ..."; results go to stdout. Control
+// characters are escaped, because texts quote files; a stderr that cannot be written is no reason to stop.
 #pragma once
 
 #include <fmt/format.h>

@@ -129,7 +129,7 @@ Partial::Partial(const fs::path& target, Kind kind) : target_(fs::absolute(targe
     if (descriptor_ < 0) {
       const int error = errno;
       if (made && !file) ::rmdir(path_.c_str());
-      fail_file(path_, "creating", error);
+      fail_system(path_.string(), "creating", error);
     }
     // Waits for a process that came before the lock and takes this for abandoned. Where the file system has no locks,
     // nobody can tell, and nothing is ever removed as abandoned.
@@ -155,7 +155,7 @@ bool Partial::place(bool replace) {
 }
 
 void Partial::rename_to_target(const fs::path& from) const {
-  if (::rename(from.c_str(), target_.c_str()) != 0) fail_file(target_, "putting it in place", errno);
+  if (::rename(from.c_str(), target_.c_str()) != 0) fail_system(target_.string(), "putting it in place", errno);
 }
 
 bool Partial::place_file(bool replace) {
@@ -176,7 +176,7 @@ bool Partial::place_file(bool replace) {
     if (error == 0) rename_to_target(path_);
   }
   if (error == EEXIST) return false;
-  if (error != 0) fail_file(target_, "putting it in place", error);
+  if (error != 0) fail_system(target_.string(), "putting it in place", error);
   path_.clear();
   return true;
 }
@@ -194,7 +194,7 @@ bool Partial::place_folder(bool replace) {
     error = rename_with(path_, target_, RENAME_EXCHANGE);
     if (error == 0) return true;
   }
-  if (!unsupported(error)) fail_file(target_, "putting it in place", error);
+  if (!unsupported(error)) fail_system(target_.string(), "putting it in place", error);
   return place_folder_in_steps(replace);
 }
 
@@ -206,10 +206,10 @@ bool Partial::place_folder_in_steps(bool replace) {
     path_.clear();
     return true;
   }
-  if (!is_there(target_)) fail_file(target_, "putting it in place", errno);
+  if (!is_there(target_)) fail_system(target_.string(), "putting it in place", errno);
   if (!replace) return false;
   const fs::path replaced = target_.parent_path() / hidden_name(target_.filename().string(), replaced_mark);
-  if (::rename(target_.c_str(), replaced.c_str()) != 0) fail_file(target_, "moving it away", errno);
+  if (::rename(target_.c_str(), replaced.c_str()) != 0) fail_system(target_.string(), "moving it away", errno);
   at_moment("replaced");
   try {
     rename_to_target(path_);

@@ -6,11 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <vector>
 
+#include "core/escape.h"
 #include "core/log.h"
+#include "core/output.h"
 
 namespace tapetune {
 
@@ -40,13 +41,13 @@ struct Shown {
 std::string line_of(const ProgressState& state, const Shown& shown) {
   const double share = state.total > 0 ? std::clamp(state.done / state.total, 0.0, 1.0) : 1;
   std::vector<std::string> parts{
-      fmt::format("{}{:3.0f}%", shown.what ? state.what + " " : "", std::floor(100 * share))};
+      fmt::format("{}{:3.0f}%", shown.what ? printable(state.what) + " " : "", std::floor(100 * share))};
   if (shown.amount) parts.push_back(scaled(state.done, state.unit));
   if (shown.rate && state.rate > 0) parts.push_back(scaled(state.rate, state.unit) + "/s");
   if (shown.left && state.rate > 0) {
     parts.push_back(duration(std::max(0.0, state.total - state.done) / state.rate) + " left");
   }
-  if (!state.note.empty()) parts.push_back(state.note);
+  if (!state.note.empty()) parts.push_back(printable(state.note));
   const std::string text = fmt::format("{}", fmt::join(parts, "  "));
   if (shown.bar == 0) return text;
   const int filled = static_cast<int>(share * shown.bar);
@@ -119,8 +120,7 @@ void Progress::print(bool last) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   state_.rate = seconds > 0 ? (state_.done - already_) / seconds : 0;
   const std::string line = terminal_ ? "\r\033[K" + progress_bar(state_, terminal_columns()) : progress_text(state_);
-  fmt::print(stderr, "{}{}", line, terminal_ && !last ? "" : "\n");
-  std::fflush(stderr);
+  write_error(line + (terminal_ && !last ? "" : "\n"));
 }
 
 }  // namespace tapetune

@@ -15,8 +15,15 @@ namespace tapetune {
 
 namespace {
 
-volatile std::sig_atomic_t signal_seen = 0;
+volatile std::sig_atomic_t signal_seen = 0, ctrl_c_seen = 0, ctrl_c_counts = 0;
 int holds = 0;
+
+sigset_t ending_signals() {
+  sigset_t all;
+  ::sigemptyset(&all);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&all, number);
+  return all;
+}
 
 // The handler may run between any two instructions, so that a text is written where it does not look and then put in
 // place. Two are enough: the handler prints one text once.
@@ -36,7 +43,10 @@ extern "C" void on_signal(int number) {
   }
   if (signal_seen == 0) printed_text = text;
   signal_seen = number;
-  std::signal(number, SIG_DFL);  // a second Ctrl-C ends at once
+  if (number == SIGINT) {
+    ctrl_c_seen = ctrl_c_seen + 1;
+    if (ctrl_c_counts == 0) std::signal(number, SIG_DFL);
+  }
   errno = error;
 }
 
@@ -47,8 +57,23 @@ void catch_signals() {
   action.sa_handler = on_signal;  // without SA_RESTART: a read that waits for input ends too
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction before{};
+  ::sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of write(), like a full disk
+  std::signal(SIGPIPE, SIG_IGN);  // so is a reader that is gone; core/output.h ends programs whose results nobody reads
+  const sigset_t all = ending_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &all, nullptr);  // whoever started this may have held them back until now
 }
+
+void count_interrupts() { ctrl_c_counts = 1; }
+int interrupt_count() { return ctrl_c_seen; }
+
+BlockSignals::BlockSignals() {
+  const sigset_t all = ending_signals();
+  ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+}
+BlockSignals::~BlockSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
 bool interrupted() { return signal_seen != 0; }
 

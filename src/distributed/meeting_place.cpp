@@ -1,13 +1,219 @@
 #include "distributed/meeting_place.h"
 
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <optional>
+
+#include "core/error.h"
+#include "core/escape.h"
+#include "core/log.h"
+#include "core/signals.h"
+#include "distributed/reminder.h"
+
 namespace tapetune {
 
-c10::intrusive_ptr<c10d::TCPStore> open_meeting_place() {
+namespace {
+
+using std::chrono::seconds;
+
+struct Addresses {
+  addrinfo* first = nullptr;
+  Addresses() = default;
+  ~Addresses() {
+    if (first != nullptr) ::freeaddrinfo(first);
+  }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+};
+
+bool is_loopback(const addrinfo& address) {
+  if (address.ai_family == AF_INET) {
+    return (ntohl(reinterpret_cast<const sockaddr_in*>(address.ai_addr)->sin_addr.s_addr) >> 24) == 127;
+  }
+  return address.ai_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address.ai_addr)->sin6_addr);
+}
+
+// Whether it means the same wherever it is looked up. Other names may be loopback here and a network address elsewhere:
+// Debian's installer enters a machine's own name as 127.0.1.1.
+bool is_unambiguous(const std::string& address) {
+  in_addr four{};
+  in6_addr six{};
+  return address == "localhost" || ::inet_pton(AF_INET, address.c_str(), &four) == 1 ||
+         ::inet_pton(AF_INET6, address.c_str(), &six) == 1;
+}
+
+// A socket bound to this address; nothing where it is not one of this machine's.
+std::optional<int> bound_socket(const addrinfo& address, int port) {
+  const int descriptor = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return std::nullopt;  // IPv6 may be off
+  const int yes = 1;
+  ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  if (::bind(descriptor, address.ai_addr, address.ai_addrlen) == 0) return descriptor;
+  const int error = errno;
+  ::close(descriptor);
+  if (error == EADDRNOTAVAIL || error == EAFNOSUPPORT) return std::nullopt;
+  fail("launch", "port {} of this machine cannot be opened: {}; set MASTER_PORT to a free port.", port,
+       errno_text(error));
+}
+
+std::uint16_t port_of(int descriptor) {
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &size);
+  return ntohs(own.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&own)->sin6_port
+                                         : reinterpret_cast<sockaddr_in*>(&own)->sin_port);
+}
+
+// A socket on the interface that has this address; nothing where it takes all of them, which is said.
+std::optional<int> socket_for(const std::string& address, int port) {
+  Addresses found;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  const int status = ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found.first);
+  if (status != 0) {
+    fail("launch", "MASTER_ADDR {} cannot be resolved: {}; set it to rank 0's address.", address,
+         ::gai_strerror(status));
+  }
+  const bool as_given = is_unambiguous(address);
+  for (const addrinfo* each = found.first; each != nullptr; each = each->ai_next) {
+    if (is_loopback(*each) && !as_given) continue;
+    if (const auto descriptor = bound_socket(*each, port)) return descriptor;
+  }
+  note(
+      "MASTER_ADDR {} is not the address of a network interface of this machine, so that port {} is open on all of "
+      "them; set it to an address in the ranks' private network",
+      address, port);
+  return std::nullopt;
+}
+
+c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& address, int port, std::optional<seconds> timeout) {
   c10d::TCPStoreOptions options;
-  options.port = 0;  // any that is free
   options.isServer = true;
   options.waitWorkers = false;
-  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  options.masterListenFd = socket_for(address, port);
+  options.port = options.masterListenFd ? port_of(*options.masterListenFd) : static_cast<std::uint16_t>(port);
+  if (timeout) options.timeout = *timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(address, options);
+  } catch (const std::exception& error) {
+    fail("launch",
+         "port {} of this machine cannot be opened: another process uses it, or {} does not lead here; set MASTER_PORT "
+         "to a free port and MASTER_ADDR to rank 0's address.",
+         port, address);
+  }
+}
+
+c10::intrusive_ptr<c10d::TCPStore> connect(const Seat& seat, seconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  constexpr seconds attempt{5};  // after which it looks whether it was interrupted
+  std::optional<Reminder> reminder;
+  if (seat.rank == 1) {
+    reminder.emplace(fmt::format("rank 1 of {} has been waiting for rank 0 at {}:{} for {} s; {}", seat.ranks,
+                                 seat.address, seat.port, remind_after.count(), seat.remedy));
+  }
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(seat.port);
+  options.waitWorkers = false;
+  const auto until = Clock::now() + timeout;
+  for (auto left = timeout; left > seconds(0); left = std::chrono::ceil<seconds>(until - Clock::now())) {
+    options.timeout = std::min(left, attempt);
+    try {
+      return c10::make_intrusive<c10d::TCPStore>(seat.address, options);
+    } catch (const std::exception&) {
+      check_interrupted();
+    }
+  }
+  fail("launch",
+       "rank {} could not connect to {}:{} within {} s; check MASTER_ADDR and MASTER_PORT, that rank 0 runs there, and "
+       "that no firewall blocks the port.",
+       seat.rank, seat.address, seat.port, timeout.count());
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::TCPStore> open_meeting_place() { return serve("127.0.0.1", 0, std::nullopt); }
+
+Store join_meeting_place(const Seat& seat, seconds timeout) {
+  const bool serves = seat.rank == 0 && !seat.served;
+  const auto store = serves ? serve(seat.address, seat.port, timeout) : connect(seat, timeout);
+  store->setTimeout(timeout);
+  return of_attempt(store, seat.attempt);
+}
+
+Store of_attempt(const Store& store, const std::string& attempt) {
+  return c10::make_intrusive<c10d::PrefixStore>("tapetune/" + attempt, store);
+}
+
+std::string own_address(const std::string& towards, int port) {
+  Addresses found;
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  std::string address = towards;
+  if (::getaddrinfo(towards.c_str(), std::to_string(port).c_str(), &hints, &found.first) != 0) return address;
+  const int socket = ::socket(found.first->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  char text[NI_MAXHOST];
+  // Nothing is sent: connecting only asks the routing table.
+  if (socket >= 0 && ::connect(socket, found.first->ai_addr, found.first->ai_addrlen) == 0 &&
+      ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+    address = text;
+  }
+  if (socket >= 0) ::close(socket);
+  return address;
+}
+
+std::string here_key(int rank) { return fmt::format("here/{}", rank); }
+std::string beat_key(int rank) { return fmt::format("beat/{}", rank); }
+std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
+std::string heard_key(int rank) { return fmt::format("heard/{}", rank); }
+std::string left_key(int rank) { return fmt::format("left/{}", rank); }
+
+std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+std::string excerpt(const std::string& text) {
+  constexpr std::size_t longest = 1000;
+  std::string line = text.substr(0, longest);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return printable(line) + (text.size() > longest ? "..." : "");
+}
+
+Json json_of_rank(int rank, const std::string& text) {
+  try {
+    return parse_json(text, "ranks", "");
+  } catch (const Error&) {
+    fail("ranks", "rank {} sent what is not JSON: {}; check that no other program uses the ranks' port.", rank,
+         excerpt(text.substr(0, 100)));
+  }
+}
+
+std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& people) {
+  std::vector<Heartbeat> all(people.size());
+  for (std::size_t r = 0; r < people.size(); ++r) {
+    const std::string key = beat_key(static_cast<int>(r));
+    if (!store->check({key})) continue;
+    const std::string text = text_of(store->get(key));
+    const char* const end = text.data() + text.size();
+    const auto count = std::from_chars(text.data(), end, all[r].count);
+    const bool parted = count.ec == std::errc() && count.ptr != end && *count.ptr == ' ';
+    const auto step = std::from_chars(parted ? count.ptr + 1 : end, end, all[r].step);
+    if (!parted || step.ec != std::errc() || step.ptr != end) {
+      fail("ranks",
+           "rank {} ({}) sent a heartbeat that is not a number: {}; check that no other program uses the ranks' port, "
+           "and rerun the same command to resume from the last checkpoint.",
+           r, people[r], excerpt(text.substr(0, 100)));
+    }
+  }
+  return all;
 }
 
 }  // namespace tapetune

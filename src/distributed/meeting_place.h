@@ -1,11 +1,49 @@
-// For whoever starts ranks on this machine: where they meet.
+// Where ranks meet: c10d's store, who may reach it, and what the ranks leave there for each other. Anybody who reaches
+// it can write there, so that whatever is read is checked, and escaped before it is printed.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+#include "distributed/seat.h"
+
 namespace tapetune {
 
-// At any free port, for as long as somebody holds it.
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+// For whoever starts ranks on this machine: at any free port of the loopback interface, for as long as somebody holds
+// it.
 c10::intrusive_ptr<c10d::TCPStore> open_meeting_place();
+// For a rank. Rank 0 serves the store unless the launcher does, on the interface of the seat's address; the others
+// connect to it.
+Store join_meeting_place(const Seat& seat, std::chrono::seconds timeout);
+// What ranks of one attempt share, in the store of whoever serves it.
+Store of_attempt(const Store& store, const std::string& attempt);
+
+// The address under which this machine reaches another, and so is reached by it.
+std::string own_address(const std::string& towards, int port);
+
+std::string here_key(int rank);                         // who it is
+std::string beat_key(int rank);                         // its heartbeat: a count, and the step that it is at
+std::string failed_key(int rank);                       // why it ended
+std::string heard_key(int rank);                        // it knows that the failure was told
+std::string left_key(int rank);                         // it ends
+constexpr const char* interrupted_key = "interrupted";  // a rank ends because a signal asked for it
+
+std::string text_of(const std::vector<std::uint8_t>& bytes);
+// What another rank wrote, for a message: one line of a reasonable length.
+std::string excerpt(const std::string& text);
+// What this rank wrote as JSON; fails with its number where it is none.
+Json json_of_rank(int rank, const std::string& text);
+
+struct Heartbeat {
+  std::int64_t count = -1, step = 0;  // count -1: none yet
+};
+// Fails with the rank's name where one is not two numbers. `people`: "host, process 123", by rank.
+std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& people);
 
 }  // namespace tapetune

@@ -1,12 +1,11 @@
 #include "distributed/world.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <csignal>
 #include <future>
@@ -17,7 +16,13 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "core/moment.h"
+#include "core/output.h"
+#include "core/signals.h"
+#include "distributed/failures.h"
 #include "distributed/gloo.h"
+#include "distributed/meeting_place.h"
+#include "distributed/reminder.h"
 #ifdef TAPETUNE_CUDA
 #include "distributed/cuda/nccl.h"
 #endif
@@ -28,15 +33,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Store = c10::intrusive_ptr<c10d::Store>;
-
-constexpr seconds beat_every{1};
-// A rank whose heart has not beaten for so long while others' did is stopped, killed or cut off.
-constexpr seconds silence{4};
-// Longer than any answer of a store that is there.
-constexpr seconds patience{15};
-// Ranks that have not come by then are named, while the others wait on.
-constexpr seconds remind_after{10};
 
 std::string here() {
   std::string name(256, '\0');
@@ -45,107 +41,12 @@ std::string here() {
   return name;
 }
 
-// The address under which this machine reaches another, and so is reached by it.
-std::string own_address(const std::string& towards, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  std::string address = towards;
-  if (::getaddrinfo(towards.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return address;
-  const int socket = ::socket(found->ai_family, SOCK_DGRAM, 0);
-  sockaddr_storage own{};
-  socklen_t size = sizeof(own);
-  char text[NI_MAXHOST];
-  // Nothing is sent: connecting only asks the routing table.
-  if (socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 &&
-      ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) == 0 &&
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
-    address = text;
-  }
-  if (socket >= 0) ::close(socket);
-  ::freeaddrinfo(found);
-  return address;
-}
+constexpr const char* all_here = "all here";
+constexpr const char* stopped_early = "interrupted; no partial files were left";
 
 std::string listed(const std::vector<int>& ranks) {
   return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
-
-// Prints a warning unless it is gone by then, because connecting to rank 0 blocks.
-class Reminder {
- public:
-  explicit Reminder(const std::string& text) {
-    thread_ = std::thread([this, text] {
-      std::unique_lock lock(guard_);
-      if (!gone_.wait_for(lock, remind_after, [this] { return over_; })) warn("{}", text);
-    });
-  }
-  ~Reminder() {
-    {
-      const std::lock_guard lock(guard_);
-      over_ = true;
-    }
-    gone_.notify_all();
-    thread_.join();
-  }
-  Reminder(const Reminder&) = delete;
-  Reminder& operator=(const Reminder&) = delete;
-
- private:
-  std::mutex guard_;
-  std::condition_variable gone_;
-  bool over_ = false;
-  std::thread thread_;
-};
-
-Store open_store(const Seat& seat, seconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(seat.port);
-  options.isServer = seat.rank == 0 && !seat.served;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  std::optional<Reminder> reminder;
-  if (seat.rank == 1) {
-    reminder.emplace(fmt::format("rank 1 of {} has been waiting for rank 0 at {}:{} for {} s; {}", seat.ranks,
-                                 seat.address, seat.port, remind_after.count(), seat.remedy));
-  }
-  try {
-    return c10::make_intrusive<c10d::PrefixStore>("tapetune/" + seat.attempt,
-                                                  c10::make_intrusive<c10d::TCPStore>(seat.address, options));
-  } catch (const std::exception& error) {
-    if (options.isServer) {
-      fail("launch",
-           "port {} of this machine cannot be opened: another process uses it, or it needs privileges; set MASTER_PORT "
-           "to "
-           "a free port.",
-           seat.port);
-    }
-    fail("launch",
-         "rank {} could not connect to {}:{} within {} s; check MASTER_ADDR and MASTER_PORT, that rank 0 runs there, "
-         "and "
-         "that no firewall blocks the port.",
-         seat.rank, seat.address, seat.port, timeout.count());
-  }
-}
-
-std::string beat_key(int rank) { return fmt::format("beat/{}", rank); }
-
-std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
-
-std::string heard_key(int rank) { return fmt::format("heard/{}", rank); }
-
-std::string left_key(int rank) { return fmt::format("left/{}", rank); }
-
-// Until every other rank has set its key, or for this long.
-void wait_for_others(const Store& store, int ranks, std::string (*key)(int), seconds longest) {
-  const auto until = std::chrono::steady_clock::now() + longest;
-  for (int r = 1; r < ranks; ++r) {
-    while (!store->check({key(r)}) && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(milliseconds(20));
-    }
-  }
-}
-
-std::string text_of(const std::vector<std::uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 }  // namespace
 
@@ -198,30 +99,47 @@ struct World::Meeting {
     throw RankLost(why);
   }
 
-  // Waits for another rank's word, unless a rank fails meanwhile. `busy`: a rank that may take longer than the timeout
+  // Nobody answers any more where the store fails.
+  template <typename Ask>
+  auto asking(const Ask& ask) {
+    try {
+      return ask();
+    } catch (const c10::Error& error) {
+      lose(error.what_without_backtrace());
+    }
+  }
+  void put(const std::string& key, const std::string& text) {
+    asking([&] { store->set(key, text); });
+  }
+
+  // Whether a rank has failed, or ends because a signal asked for it, so that whoever waits for it ends too.
+  void look_for_ends(int ranks) {
+    for (int r = 0; r < ranks; ++r) {
+      if (store->check({failed_key(r)})) lose("a rank failed");
+    }
+    if (store->check({interrupted_key})) throw Interrupted(stopped_early);
+  }
+
+  // Waits for another rank's word, unless a rank ends meanwhile. `busy`: a rank that may take longer than the timeout
   // before it speaks, as long as its heart beats.
   std::string get(const std::string& key, int ranks, std::optional<int> busy = std::nullopt) {
-    auto deadline = std::chrono::steady_clock::now() + timeout;
-    std::string last_beat;
-    try {
+    return asking([&]() -> std::string {
+      auto deadline = std::chrono::steady_clock::now() + timeout;
+      std::string last_beat;
       while (std::chrono::steady_clock::now() < deadline) {
         try {
           store->wait({key}, beat_every);
           return text_of(store->get(key));
         } catch (const c10::DistStoreError&) {
-          for (int r = 0; r < ranks; ++r) {
-            if (store->check({failed_key(r)})) lose("a rank failed");
-          }
+          look_for_ends(ranks);
           if (!busy || !store->check({beat_key(*busy)})) continue;
           std::string beat = text_of(store->get(beat_key(*busy)));
           if (beat != last_beat) deadline = std::chrono::steady_clock::now() + timeout;
           last_beat = std::move(beat);
         }
       }
-    } catch (const c10::Error& error) {
-      lose(error.what_without_backtrace());
-    }
-    lose(fmt::format("no answer for {} s", timeout.count()));
+      lose(fmt::format("no answer for {} s", timeout.count()));
+    });
   }
 
   std::string person(int rank) const {
@@ -246,44 +164,82 @@ World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat)
   if (seat.ranks == 1) return;
   hush_libtorch();
   std::signal(SIGPIPE, SIG_IGN);  // a rank that is gone is an error of the exchange, not the end of this process
-  meeting_ = std::make_unique<Meeting>(open_store(seat, timeout), timeout, device);
+  report_closed_pipes();
+  at_moment("meet");
+  meeting_ = std::make_unique<Meeting>(join_meeting_place(seat, timeout), timeout, device);
   Meeting& m = *meeting_;
-  m.store->setTimeout(timeout);
   m.address = own_address(seat.address, seat.port);
-  m.store->set(fmt::format("here/{}", rank()), fmt::format("{}, process {}", here(), ::getpid()));
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  if (!leads()) {
-    try {
-      // Rank 0 gives up first, and says why.
-      m.store->wait({"all here"}, timeout + patience);
-    } catch (const std::exception&) {
-      fail("launch", "rank {}: timed out after {} s waiting for all {} ranks; see rank 0's message.", rank(),
-           timeout.count(), size());
-    }
+  m.store->set(here_key(rank()), fmt::format("{}, process {}", here(), ::getpid()));
+  if (leads()) {
+    wait_for_ranks();
+    for (int r = 0; r < size(); ++r) m.people.push_back(excerpt(text_of(m.store->get(here_key(r)))));
+    m.store->set(all_here, std::string("yes"));
   } else {
-    std::vector<int> missing;
-    bool reminded = false;
-    do {
-      missing.clear();
-      for (int r = 0; r < size(); ++r) {
-        if (!m.store->check({fmt::format("here/{}", r)})) missing.push_back(r);
-      }
-      if (!missing.empty()) std::this_thread::sleep_for(milliseconds(50));
-      const bool late = std::chrono::steady_clock::now() >= deadline - timeout + remind_after;
-      if (!missing.empty() && late && !std::exchange(reminded, true)) {
-        warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), size(), seat.address, seat.port,
-             remind_after.count(), seat.remedy);
-      }
-    } while (!missing.empty() && std::chrono::steady_clock::now() < deadline);
-    if (!missing.empty()) {
-      fail("launch", "timed out after {} s waiting for {} of {} at {}:{}; {}. Raise --timeout if they only start late.",
-           timeout.count(), listed(missing), size(), seat.address, seat.port, seat.remedy);
-    }
-    for (int r = 0; r < size(); ++r) m.people.push_back(text_of(m.store->get(fmt::format("here/{}", r))));
-    m.store->set("all here", std::string("yes"));
+    wait_for_rank_0();
   }
   m.beats = m.store->clone();
   m.beat(rank());
+  at_moment("met");
+}
+
+// Before all are there, one that was interrupted or has failed ends the meeting for all.
+void World::end_meeting_early() {
+  Meeting& m = *meeting_;
+  for (int r = 0; r < size(); ++r) {
+    if (!m.store->check({failed_key(r)})) continue;
+    if (!leads()) throw Error("");  // rank 0 says it
+    fail("ranks", "rank {} failed: {}", r, excerpt(text_of(m.store->get(failed_key(r)))));
+  }
+  if (interrupted()) m.store->set(interrupted_key, std::string("yes"));
+  if (m.store->check({interrupted_key})) throw Interrupted(stopped_early);
+}
+
+void World::wait_for_ranks() {
+  Meeting& m = *meeting_;
+  // Rank 0 listens where it is told to.
+  const bool loopback = seat_.address == "localhost" || seat_.address.starts_with("127.") || seat_.address == "::1";
+  const std::string remedy =
+      seat_.remedy +
+      (loopback && !seat_.served ? "; ranks on other machines need MASTER_ADDR set to rank 0's address" : "");
+  const auto begin = std::chrono::steady_clock::now();
+  bool reminded = false;
+  while (true) {
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (!m.store->check({here_key(r)})) missing.push_back(r);
+    }
+    if (missing.empty()) return;
+    end_meeting_early();
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= m.timeout) {
+      fail("launch", "timed out after {} s waiting for {} of {} at {}:{}; {}. Raise --timeout if they only start late.",
+           m.timeout.count(), listed(missing), size(), seat_.address, seat_.port, remedy);
+    }
+    if (waited >= remind_after && !std::exchange(reminded, true)) {
+      warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), size(), seat_.address, seat_.port,
+           remind_after.count(), remedy);
+    }
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+}
+
+void World::wait_for_rank_0() {
+  Meeting& m = *meeting_;
+  // Rank 0 gives up first, and says why.
+  const auto until = std::chrono::steady_clock::now() + m.timeout + patience;
+  try {
+    while (std::chrono::steady_clock::now() < until) {
+      try {
+        m.store->wait({all_here}, beat_every);
+        return;
+      } catch (const c10::DistStoreError&) {
+        end_meeting_early();
+      }
+    }
+  } catch (const c10::Error&) {  // rank 0 is gone, and the store with it
+  }
+  fail("launch", "rank {}: timed out after {} s waiting for all {} ranks; see rank 0's message.", rank(),
+       m.timeout.count(), size());
 }
 
 Group World::group(const std::string& name, int number) {
@@ -291,10 +247,18 @@ Group World::group(const std::string& name, int number) {
   Meeting& m = *meeting_;
   // Everyone's number tells who belongs together, in the order of ranks.
   const std::string key = fmt::format("group/{}/", m.talks++);
-  m.store->set(key + std::to_string(rank()), std::to_string(number));
+  m.put(key + std::to_string(rank()), std::to_string(number));
   std::vector<int> members;
   for (int r = 0; r < size(); ++r) {
-    if (m.get(key + std::to_string(r), size()) == std::to_string(number)) members.push_back(r);
+    const std::string text = m.get(key + std::to_string(r), size());
+    int theirs = -1;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), theirs);
+    const bool whole = error == std::errc() && rest == text.data() + text.size();
+    if (!whole || theirs < 0 || theirs >= size() || (r == rank() && theirs != number)) {
+      fail("ranks", "rank {} has the group number {}, which is none; check that no other program uses the ranks' port.",
+           r, excerpt(text.substr(0, 100)));
+    }
+    if (theirs == number) members.push_back(r);
   }
   if (members.size() == 1) return {};
   const auto own = std::find(members.begin(), members.end(), rank()) - members.begin();
@@ -318,12 +282,12 @@ std::vector<std::string> World::collect(const std::string& text) {
   if (!meeting_) return {text};
   Meeting& m = *meeting_;
   const int talk = m.talks++;
-  m.store->set(fmt::format("say/{}/{}", talk, rank()), text);
+  m.put(fmt::format("say/{}/{}", talk, rank()), text);
   std::vector<std::string> all;
   for (int r = 0; leads() && r < size(); ++r) {
     const std::string key = fmt::format("say/{}/{}", talk, r);
     all.push_back(m.get(key, size()));
-    m.store->deleteKey(key);
+    m.asking([&] { m.store->deleteKey(key); });
   }
   return all;
 }
@@ -332,7 +296,7 @@ std::string World::announce(const std::string& text) {
   if (!meeting_) return text;
   Meeting& m = *meeting_;
   const std::string key = fmt::format("announce/{}", m.talks++);
-  if (leads()) m.store->set(key, text);
+  if (leads()) m.put(key, text);
   return m.get(key, size(), /*busy=*/0);
 }
 
@@ -341,9 +305,18 @@ std::vector<std::string> World::share(const std::string& text) {
   Meeting& m = *meeting_;
   const std::vector<std::string> all = collect(text);
   // Whoever has said something this time has read what was shared the last time.
-  if (leads() && !m.shared.empty()) m.store->deleteKey(m.shared);
+  if (leads() && !m.shared.empty()) m.asking([&] { m.store->deleteKey(m.shared); });
   m.shared = fmt::format("announce/{}", m.talks);
-  return from_text(announce(to_text(Json(all)))).get<std::vector<std::string>>();
+  // What ranks say need not be UTF-8, of which JSON consists.
+  const std::string text_of_all = announce(leads() ? to_text(Json(all), -1, Json::error_handler_t::replace) : "");
+  const Json list = json_of_rank(0, text_of_all);
+  const bool texts =
+      list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& j) { return j.is_string(); });
+  if (!texts || list.size() != static_cast<std::size_t>(size())) {
+    fail("ranks", "rank 0 sent no list of {} texts: {}; check that no other program uses the ranks' port.", size(),
+         excerpt(text_of_all.substr(0, 100)));
+  }
+  return list.get<std::vector<std::string>>();
 }
 
 void World::require_same(const std::string& what, const std::string& value, const std::string& remedy) {
@@ -357,13 +330,15 @@ void World::require_same(const std::string& what, const std::string& value, cons
     while (at < all[0].size() && at < all[r].size() && all[0][at] == all[r][at]) {
       if (all[0][at++] == '\n') begin = at;
     }
-    const auto line = [&](const std::string& text) { return text.substr(begin, text.find('\n', begin) - begin); };
+    const auto line = [&](const std::string& text) {
+      return excerpt(text.substr(begin, text.find('\n', begin) - begin));
+    };
     verdict = fmt::format("rank {} ({}) has {} different from rank 0's: {} there, {} here; {}.", r,
                           meeting_->person(static_cast<int>(r)), what, line(all[r]), line(all[0]), remedy);
     break;
   }
   verdict = announce(verdict);
-  if (!verdict.empty()) throw_error("launch", verdict);
+  if (!verdict.empty()) throw_error("launch", leads() ? verdict : excerpt(verdict));
 }
 
 void World::begin_step(std::int64_t step) {
@@ -371,70 +346,6 @@ void World::begin_step(std::int64_t step) {
 }
 
 namespace {
-
-struct Beat {
-  std::int64_t count = -1, step = 0;
-};
-
-std::vector<Beat> read_beats(const Store& store, int ranks) {
-  std::vector<Beat> all(static_cast<std::size_t>(ranks));
-  for (int r = 0; r < ranks; ++r) {
-    const std::string key = beat_key(r);
-    if (!store->check({key})) continue;
-    const std::string text = text_of(store->get(key));
-    const auto space = text.find(' ');
-    all[static_cast<std::size_t>(r)] = {std::stoll(text.substr(0, space)), std::stoll(text.substr(space))};
-  }
-  return all;
-}
-
-// Rank 0 looks who it was: a rank that told its failure, one whose heart has stopped, or the last of them.
-std::string find_culprit(const Store& store, const std::vector<std::string>& people, const std::string& error) {
-  const int ranks = static_cast<int>(people.size());
-  const auto before = read_beats(store, ranks);
-  const auto until = std::chrono::steady_clock::now() + silence;
-  while (std::chrono::steady_clock::now() < until) {
-    for (int r = 1; r < ranks; ++r) {
-      if (!store->check({failed_key(r)})) continue;
-      const std::string why = text_of(store->get(failed_key(r)));
-      return fmt::format("[ranks] rank {} ({}) failed: {}", r, people[static_cast<std::size_t>(r)], why);
-    }
-    std::this_thread::sleep_for(milliseconds(100));
-  }
-  const auto after = read_beats(store, ranks);
-  std::size_t slowest = 1;
-  for (std::size_t r = 1; r < people.size(); ++r) {
-    if (after[r].count == before[r].count) {
-      store->set(heard_key(static_cast<int>(r)), std::string("no more"));
-      return fmt::format(
-          "[ranks] rank {} ({}) stopped responding (no heartbeat for {} s), last at step {}: it was killed or "
-          "suspended, "
-          "or its network is down; check that machine's memory and network, then rerun the same command to resume from "
-          "the last checkpoint.",
-          r, people[r], silence.count(), after[r].step);
-    }
-    if (after[r].step < after[slowest].step) slowest = r;
-  }
-  return fmt::format(
-      "[ranks] timed out: rank {} ({}) is behind the others, at step {}; raise --timeout if it is only slow, and rerun "
-      "the same command to resume from the last checkpoint. ({})",
-      slowest, people[slowest], after[slowest].step, error);
-}
-
-// The others wait until rank 0 has told it. Throws where rank 0 is gone itself.
-void wait_until_told(const Store& store, int own) {
-  const auto until = std::chrono::steady_clock::now() + patience - beat_every;
-  while (!store->check({"told"}) && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(milliseconds(100));
-  }
-  store->set(heard_key(own), std::string("yes"));
-}
-
-// Rank 0 stays until the others know, because the store may end with it.
-void stay_until_heard(const Store& store, int ranks) {
-  store->set("told", std::string("yes"));
-  wait_for_others(store, ranks, heard_key, patience);
-}
 
 // c10d's Reducer exchanges by itself which parameters have gradients, and no call of ours sees that fail.
 bool of_an_exchange(const std::string& error) {
@@ -464,12 +375,13 @@ std::string World::explain(const std::string& error) {
     try {
       if (own != 0) wait_until_told(store, own);
       asked->set_value(own == 0 ? find_culprit(store, people, error) : "");
+    } catch (const Error& found) {
+      asked->set_value(found.what());
     } catch (const std::exception&) {
-      asked->set_value(
-          own == 1
-              ? "[ranks] rank 0 stopped responding: it was killed, or its network is down; rerun the same command to "
-                "resume from the last checkpoint."
-              : "");
+      constexpr const char* gone =
+          "[ranks] {} stopped responding: it was killed, or its network is down; rerun the same command to resume from "
+          "the last checkpoint.";
+      asked->set_value(own > 1 ? "" : fmt::format(fmt::runtime(gone), own == 1 ? "rank 0" : "the ranks' store"));
     }
   }).detach();
   if (answer.wait_for(patience) != std::future_status::ready) {
@@ -481,9 +393,18 @@ std::string World::explain(const std::string& error) {
   return answer.get();
 }
 
+void World::interrupt() {
+  if (!meeting_) return;
+  try {
+    meeting_->store->set(interrupted_key, std::string("yes"));
+  } catch (const std::exception&) {  // nobody is there to read it
+  }
+}
+
 void World::leave(seconds longest) {
   if (!meeting_) return;
   try {
+    if (!leads()) wait_for_rank_0_to_leave(meeting_->store);
     meeting_->store->set(left_key(rank()), std::string("yes"));
     if (leads()) wait_for_others(meeting_->store, size(), left_key, longest);
   } catch (const std::exception&) {  // whoever served the meeting is gone already
@@ -491,7 +412,11 @@ void World::leave(seconds longest) {
 }
 
 void World::part() {
-  if (meeting_ && leads()) stay_until_heard(meeting_->store, size());
+  if (!meeting_ || !leads()) return;
+  try {
+    stay_until_heard(meeting_->store, size());
+  } catch (const std::exception&) {  // whoever served the meeting is gone already
+  }
 }
 
 }  // namespace tapetune

@@ -46,12 +46,17 @@ class World {
   std::string explain(const std::string& error);
   // After that: rank 0 stays until the others know that it was told.
   void part();
-  // The last call of ranks that end alike. Rank 0 stays until the others have left, or for this long, because their
-  // meeting place ends with it.
+  // A signal ended this rank: those that wait for it end too, with Interrupted.
+  void interrupt();
+  // The last call of ranks that end alike. The others stay until rank 0 leaves, which may be saving; rank 0 stays until
+  // they have left, or for this long, because their meeting place may end with it.
   void leave(std::chrono::seconds longest);
 
  private:
   struct Meeting;
+  void wait_for_ranks();
+  void wait_for_rank_0();
+  void end_meeting_early();
   Seat seat_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<Meeting> meeting_;  // null: alone

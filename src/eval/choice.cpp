@@ -173,8 +173,11 @@ Json ChoiceRun::score(std::int64_t ahead) {
 }
 
 void ChoiceRun::take(const Json& found) {
-  likely_.push_back(found.at("log_likelihoods").get<std::vector<double>>());
-  if (found.at("shortened").get<bool>()) ++shortened_;
+  auto likely = found.at("log_likelihoods").get<std::vector<double>>();
+  const bool shortened = found.at("shortened").get<bool>();
+  if (likely.size() != task_.questions.at(likely_.size()).choices.size()) throw std::out_of_range("choices");
+  likely_.push_back(std::move(likely));
+  if (shortened) ++shortened_;
 }
 
 ChoiceResults ChoiceRun::results() const {

@@ -28,6 +28,11 @@ void write_kept(const fs::path& path, std::string_view kind, std::string_view wh
   file.commit();
 }
 
+void fail_unfit(std::size_t rank) {
+  fail("ranks",
+       "rank {} sent results that do not fit this evaluation; check that no other program uses the ranks' port.", rank);
+}
+
 void fail_damaged() { fail("eval", "the saved results are damaged; remove the --resume file, or give another."); }
 
 double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens) {
@@ -55,21 +60,28 @@ void require_same_work(World& world, const Json& settings, double fingerprint) {
   const std::string remedy = "start all ranks with the same command, on the same files";
   world.require_same("an evaluation", to_text(settings), remedy);
   const std::vector<std::string> losses = world.share(to_text(Json(fingerprint)));
-  const double first = from_text(losses.front());
+  const auto loss_of = [&](std::size_t r) {
+    const Json loss = json_of_rank(static_cast<int>(r), losses[r]);
+    return loss.is_number() ? loss.get<double>() : std::nan("");
+  };
+  const double first = loss_of(0);
   for (std::size_t r = 1; r < losses.size(); ++r) {
-    if (std::abs(from_text(losses[r]).get<double>() - first) <= same_model * std::abs(first)) continue;
-    fail("launch", "rank {} has a model different from rank 0's: its first losses sum to {}, not {}; {}.", r, losses[r],
-         losses.front(), remedy);
+    if (std::abs(loss_of(r) - first) <= same_model * std::abs(first)) continue;
+    fail("launch", "rank {} has a model different from rank 0's: its first losses sum to {}, not {}; {}.", r,
+         excerpt(losses[r]), excerpt(losses.front()), remedy);
   }
 }
 
 std::vector<Json> share_found(World& world, const Json& found) {
   std::vector<Json> all;
   bool stop = false;
-  for (const std::string& text : world.share(to_text(Json{{"found", found}, {"stop", interrupted()}}))) {
-    Json said = from_text(text);
-    stop = stop || said.at("stop").get<bool>();
-    all.push_back(std::move(said.at("found")));
+  const std::vector<std::string> texts = world.share(to_text(Json{{"found", found}, {"stop", interrupted()}}));
+  for (std::size_t r = 0; r < texts.size(); ++r) {
+    Json said = json_of_rank(static_cast<int>(r), texts[r]);
+    const bool fits = said.is_object() && said.contains("found") && said.contains("stop") && said["stop"].is_boolean();
+    if (!fits) fail_unfit(r);
+    stop = stop || said["stop"].get<bool>();
+    all.push_back(std::move(said["found"]));
   }
   if (stop) throw Interrupted("interrupted");
   return all;

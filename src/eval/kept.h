@@ -13,6 +13,7 @@
 #include "core/json.h"
 #include "core/progress.h"
 #include "core/signals.h"
+#include "distributed/meeting_place.h"
 #include "distributed/world.h"
 #include "model/llama.h"
 
@@ -56,7 +57,7 @@ void take_up(Run& run, const Keeping& keeping) {
   if (keeping.file.empty()) return;
   const bool reads = keeping.world == nullptr || keeping.world->leads();
   Json kept = reads ? read_kept(keeping.file, Run::kind, keeping.who) : Json();
-  if (keeping.world != nullptr) kept = from_text(keeping.world->announce(to_text(kept)));
+  if (keeping.world != nullptr) kept = json_of_rank(0, keeping.world->announce(to_text(kept)));
   if (!kept.is_null()) run.restore(kept);
 }
 
@@ -67,10 +68,24 @@ void require_same_work(World& world, const Json& settings, double fingerprint);
 // where one was.
 std::vector<Json> share_found(World& world, const Json& found);
 
+[[noreturn]] void fail_unfit(std::size_t rank);
+
+// Enters what a rank has found.
+template <typename Run>
+void take_from(Run& run, std::size_t rank, const Json& found) {
+  if (found.is_null()) return;
+  try {
+    run.take(found);
+  } catch (const std::exception&) {
+    fail_unfit(rank);
+  }
+}
+
 // To the end, with progress; kept now and then, when interrupted, and at the end. Run has
 //   kind, unit      what it is called, and what it counts
 //   score(ahead)    what the model makes of the next piece of work, or of one so many behind it; null: there is none
-//   take(found)     enters it, piece by piece in their order: so the results do not depend on the number of ranks
+//   take(found)     enters it, piece by piece in their order: so the results do not depend on the number of ranks;
+//                   throws where it does not fit, as another rank's may
 //   settings(), fingerprint()   what it depends on: the same on all ranks
 //   done(), total(), state(), restore(state), results()
 template <typename Run>
@@ -99,9 +114,8 @@ auto finish(Run& run, const Keeping& keeping = {}) {
         run.take(run.score(0));
       } else {
         world->begin_step(before);
-        for (const Json& found : share_found(*world, run.score(world->rank()))) {
-          if (!found.is_null()) run.take(found);
-        }
+        const std::vector<Json> all = share_found(*world, run.score(world->rank()));
+        for (std::size_t r = 0; r < all.size(); ++r) take_from(run, r, all[r]);
       }
       progress.advance(static_cast<std::uint64_t>(run.done() - before));
       check_interrupted();

@@ -203,6 +203,7 @@ Json PasskeyRun::score(std::int64_t ahead) {
 
 void PasskeyRun::take(const Json& found) {
   const auto next = std::find_if(trials_.begin(), trials_.end(), [](const PasskeyTrial& t) { return !t.answer; });
+  if (next == trials_.end()) throw std::out_of_range("more than all trials");
   next->answer = found.get<TokenIds>();
 }
 

@@ -178,15 +178,18 @@ Json PerplexityRun::score(std::int64_t ahead) const {
 
 void PerplexityRun::take(const Json& found) {
   const auto next = std::find_if(parts_.begin(), parts_.end(), [](const Part& p) { return p.scored < p.windows; });
+  if (next == parts_.end()) throw std::out_of_range("more than all windows");
   Part& part = *next;
   const double sum = found.at("loss_sum");
+  const auto windows = found.at("windows").get<std::int64_t>();
+  if (windows < 1 || windows > part.windows - part.scored) throw std::out_of_range("windows");
   if (part.scored == 0) part.first = sum;
   part.sum += sum;
-  part.scored += found.at("windows").get<std::int64_t>();
+  part.scored += windows;
   part.tokens += found.at("tokens").get<std::int64_t>();
   for (std::size_t b = 0; b < part.bucket_sums.size(); ++b) {
-    part.bucket_sums[b] += found.at("bucket_loss_sums")[b].get<double>();
-    part.bucket_tokens[b] += found.at("bucket_tokens")[b].get<std::int64_t>();
+    part.bucket_sums[b] += found.at("bucket_loss_sums").at(b).get<double>();
+    part.bucket_tokens[b] += found.at("bucket_tokens").at(b).get<std::int64_t>();
   }
 }
 

@@ -13,12 +13,15 @@
 #include "checkpoint/dtype.h"
 #include "core/digits.h"
 #include "core/error.h"
+#include "core/escape.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "core/machine.h"
 #include "core/memory.h"
+#include "core/output.h"
 #include "core/partial.h"
 #include "core/signals.h"
+#include "distributed/meeting_place.h"
 #include "eval/passkey.h"
 #include "hf/hash.h"
 #include "hf/tokenizer.h"
@@ -43,7 +46,7 @@ constexpr std::int64_t looked_at = 512, pictured = 28;  // tokens of a text, and
 
 template <typename... Args>
 void say(fmt::format_string<Args...> text, Args&&... args) {
-  if (!quiet()) fmt::print(stderr, "{}\n", fmt::format(text, std::forward<Args>(args)...));
+  if (!quiet()) write_error(printable(fmt::format(text, std::forward<Args>(args)...)) + "\n");
 }
 
 // --- what may be compared --------------------------------------------------------------------------------------------
@@ -280,7 +283,7 @@ class Kept {
 
   Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
     const fs::path file = folder_ / (name + ".json");
-    const Json known = from_text(world_.announce(world_.leads() ? to_text(read(file, key)) : ""));
+    const Json known = json_of_rank(0, world_.announce(world_.leads() ? to_text(read(file, key)) : ""));
     if (!known.is_null()) return known;
     const Json value = measure();
     if (!world_.leads()) return value;

@@ -150,6 +150,7 @@ class Trainer {
     // A rank that left in the middle of a step would leave the others waiting.
     std::optional<HoldInterrupts> together;
     if (world_.size() > 1) together.emplace();
+    at_moment("resume");
     resume();
     spread();
     TrainResult result;

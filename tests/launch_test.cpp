@@ -1,0 +1,341 @@
+// Ranks that launch starts: who can reach them, what forged words do, and interruptions at any moment.
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "catch.h"
+#include "core/error.h"
+#include "distributed/failures.h"
+#include "distributed/world.h"
+#include "support.h"
+
+namespace launch_test {
+
+using namespace tapetune;
+using namespace tapetune::test;
+namespace fs = std::filesystem;
+using std::chrono::seconds;
+
+namespace {
+
+struct Launched {
+  Launched() {
+    tiny_tokens(model, model.folder / "data.tokens", 4000);
+    write_file(model.folder / "recipe.yaml",
+               fmt::format("model: {}\ndata: {}\nrun: {}\ncontext: 16\nadapter: {{method: lora, rank: 2}}\n"
+                           "steps: 1000000\nbatch: 4\noptimizer: {{lr: 1.0e-3}}\nsave_every: 0\ndtype: f32\n",
+                           model.path(), (model.folder / "data.tokens").string(), (model.folder / "run").string()));
+  }
+  // Two ranks that stop themselves at a moment.
+  void start_stopping(const std::string& moment) {
+    launcher = start(
+        {"launch", "--nproc", "2", "--", "train", (model.folder / "recipe.yaml").string(), "--timeout", "60", "-q"},
+        [&] {
+          ::setenv("TAPETUNE_STOP_AT", moment.c_str(), 1);
+          ::setenv("OMP_NUM_THREADS", "1", 1);
+          redirect(model.folder / "err", stderr);
+          redirect("/dev/null", stdout);
+        });
+  }
+  std::vector<pid_t> stopped_ranks() const {
+    std::vector<pid_t> ranks;
+    REQUIRE(comes_true([&] {
+      ranks = children_of(launcher);
+      return ranks.size() == 2 && std::all_of(ranks.begin(), ranks.end(), is_stopped);
+    }));
+    return ranks;
+  }
+  int end() {
+    int status = 0;
+    ::waitpid(launcher, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  std::string said() const { return read_file(model.folder / "err"); }
+  bool saved(const std::string& step) const { return fs::exists(model.folder / "run" / "checkpoints" / step); }
+  TinyModel model;
+  pid_t launcher = 0;
+};
+
+// The local addresses, in hexadecimal, at which a process listens.
+std::vector<std::string> listening(pid_t process) {
+  std::set<std::string> sockets;
+  for (const auto& entry : fs::directory_iterator(fmt::format("/proc/{}/fd", process))) {
+    std::error_code status;
+    sockets.insert(fs::read_symlink(entry.path(), status).string());
+  }
+  std::vector<std::string> found;
+  for (const char* table : {"tcp", "tcp6"}) {
+    std::ifstream lines(fmt::format("/proc/{}/net/{}", process, table));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string number, local, remote, state, skipped, inode;
+      words >> number >> local >> remote >> state;
+      for (int i = 0; i < 5; ++i) words >> skipped;
+      words >> inode;
+      if (state == "0A" && sockets.contains("socket:[" + inode + "]"))
+        found.push_back(local.substr(0, local.find(':')));
+    }
+  }
+  return found;
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "0100007F" || address == "00000000000000000000000001000000" ||
+         address == "0000000000000000FFFF00000100007F";
+}
+
+}  // namespace
+
+TEST_CASE("launch: the store and the ranks listen on the loopback interface only") {
+  Launched run;
+  run.start_stopping("step:1");
+  const std::vector<pid_t> ranks = run.stopped_ranks();
+  CHECK(listening(run.launcher).size() == 1);
+  for (const pid_t process : {run.launcher, ranks[0], ranks[1]}) {
+    for (const std::string& address : listening(process)) CHECK(is_loopback(address));
+  }
+  ::kill(run.launcher, SIGTERM);
+  for (const pid_t rank : ranks) ::kill(rank, SIGCONT);
+  CHECK(run.end() == 3);
+}
+
+TEST_CASE("launch: an interruption at any moment ends with exit 3 and one line, and loses no step") {
+  struct Moment {
+    const char* name;
+    std::string saved;
+  };
+  for (const Moment& moment : {Moment{"fork:2", ""},
+                               {"rank:1", ""},
+                               {"start:1", ""},
+                               {"meet:1", ""},
+                               {"met:1", ""},
+                               {"mapped:1", ""},
+                               {"resume:1", "step-00000001"},
+                               {"step:3", "step-00000004"}}) {
+    INFO(moment.name);
+    Launched run;
+    run.start_stopping(moment.name);
+    std::vector<pid_t> ranks;
+    if (std::string_view(moment.name) == "fork:2") {
+      REQUIRE(comes_true([&] { return is_stopped(run.launcher); }));
+      ::kill(run.launcher, SIGTERM);
+      ::kill(run.launcher, SIGCONT);
+    } else {
+      if (std::string_view(moment.name) == "start:1") {  // which the launcher reaches first
+        REQUIRE(comes_true([&] { return is_stopped(run.launcher); }));
+        ::kill(run.launcher, SIGCONT);
+      }
+      // What the leader does before the others can, only it reaches.
+      const bool leader_only = std::string_view(moment.name) == "mapped:1";
+      REQUIRE(comes_true([&] {
+        ranks = children_of(run.launcher);
+        const auto stopped = std::count_if(ranks.begin(), ranks.end(), is_stopped);
+        return ranks.size() == 2 && stopped >= (leader_only ? 1 : 2);
+      }));
+      ::kill(run.launcher, SIGTERM);
+      for (const pid_t rank : ranks) {
+        if (is_stopped(rank)) REQUIRE(comes_true([&] { return is_pending(rank, SIGTERM); }));
+      }
+      // A rank may stop after the others.
+      std::atomic<bool> over = false;
+      std::jthread waking([&] {
+        while (!over) {
+          for (const pid_t rank : ranks) {
+            if (is_stopped(rank)) ::kill(rank, SIGCONT);
+          }
+          ::usleep(10'000);
+        }
+      });
+      CHECK(run.end() == 3);
+      over = true;
+      ranks.clear();
+    }
+    if (std::string_view(moment.name) == "fork:2") CHECK(run.end() == 3);
+    INFO(run.said());
+    const std::vector<std::string> lines = lines_of(run.said());
+    REQUIRE(lines.size() == 1);
+    CHECK_THAT(lines[0], Contains(moment.saved.empty() ? "interrupted; no partial files were left"
+                                                       : "interrupted; saved at step " + moment.saved.substr(12)));
+    CHECK(moment.saved.empty() != run.saved(moment.saved.empty() ? "nothing" : moment.saved));
+  }
+}
+
+TEST_CASE("launch: a rank that is killed before all have met is named at once") {
+  Launched run;
+  run.start_stopping("meet:1");
+  const std::vector<pid_t> ranks = run.stopped_ranks();
+  ::kill(ranks[1], SIGKILL);
+  ::kill(ranks[0], SIGCONT);
+  CHECK(run.end() == 1);
+  CHECK_THAT(run.said(), Contains("error: [ranks] rank 1 failed: it was killed by signal 9 (Killed)"));
+  CHECK(lines_of(run.said()).size() == 1);
+}
+
+TEST_CASE("launch: a second Ctrl-C ends the ranks at once") {
+  Launched run;
+  run.start_stopping("step:3");
+  const std::vector<pid_t> ranks = run.stopped_ranks();
+  ::kill(run.launcher, SIGINT);
+  REQUIRE(comes_true([&] { return is_pending(ranks[0], SIGTERM); }));
+  ::kill(run.launcher, SIGINT);
+  CHECK(run.end() == 128 + SIGINT);
+  for (const pid_t rank : ranks) CHECK(comes_true([&] { return ::kill(rank, 0) != 0; }));
+}
+
+#ifdef __x86_64__
+TEST_CASE("launch: a rank that cannot be started ends those that were, and nothing else") {
+  const TinyModel model;
+  const RunResult result = run({"launch", "--nproc", "2", "--", "train", "no-such-recipe"}, [] {
+    // fork() fails; threads, which clone3 starts, do not.
+    sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+                            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const sock_fprog program{4, filter};
+    ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+  });
+  INFO(result.err);
+  CHECK(result.exit == 1);
+  CHECK_THAT(result.err, Contains("error: [launch] rank 0 could not be started: Resource temporarily unavailable"));
+}
+#endif
+
+namespace {
+
+// Two ranks as threads, and somebody else who has found their store.
+struct Pair {
+  Pair() {
+    static std::atomic<int> pairs = 0;
+    first.ranks = second.ranks = 2;
+    second.rank = 1;
+    first.port = second.port = 30'000 + (::getpid() * 7 + pairs++) % 2000;
+    std::jthread other([&] { rank_1 = std::make_unique<World>(second, seconds(3)); });
+    rank_0 = std::make_unique<World>(first, seconds(3));
+    other.join();
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(first.port);
+    options.waitWorkers = false;
+    stranger = of_attempt(c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options), first.attempt);
+  }
+  void forge(const std::string& key, const std::string& value) const { stranger->set(key, value); }
+
+  Seat first, second;
+  std::unique_ptr<World> rank_0, rank_1;
+  Store stranger;
+};
+
+const std::string escape = "\033]0;owned\007\033[31m";
+
+// What rank 0 tells when rank 1 does not answer.
+std::string told_by_rank_0(World& world) {
+  try {
+    world.collect("");
+  } catch (const RankLost& error) {
+    return world.explain(error.what());
+  }
+  return "nothing was lost";
+}
+
+}  // namespace
+
+TEST_CASE("ranks: a heartbeat that is not a number is an error with the rank's name") {
+  for (const std::string& beat : {escape, std::string("7"), std::string("7 x"), std::string("99999999999999999999 1"),
+                                  std::string(), std::string(" 1")}) {
+    Pair pair;
+    pair.rank_1.reset();  // whose heart would write over it
+    pair.forge("beat/1", beat);
+    const std::string told = told_by_rank_0(*pair.rank_0);
+    CHECK(told.starts_with("[ranks] rank 1 ("));
+    CHECK_THAT(told, Contains("sent a heartbeat that is not a number: "));
+    CHECK(std::none_of(told.begin(), told.end(), [](char c) { return c < ' '; }));
+  }
+}
+
+TEST_CASE("ranks: a forged failure is one printable line") {
+  Pair pair;
+  pair.forge("failed/1", escape + "\nerror: forged " + std::string(1'000'000, 'x'));
+  const std::string told = told_by_rank_0(*pair.rank_0);
+  CHECK(told.starts_with("[ranks] rank 1 ("));
+  CHECK_THAT(told, Contains("\\u001b]0;owned\\u0007"));
+  CHECK(std::none_of(told.begin(), told.end(), [](char c) { return c < ' '; }));
+  CHECK(told.size() < 4000);
+}
+
+TEST_CASE("ranks: what another rank says is checked, and the rank is named") {
+  {
+    Pair pair;
+    pair.forge("group/0/1", "1e9");
+    CHECK(error_of([&] { pair.rank_0->group("gradients"); }) ==
+          "[ranks] rank 1 has the group number 1e9, which is none; check that no other program uses the ranks' port.");
+  }
+  for (const std::string& forged : {escape, std::string("{}"), std::string("[1, 2]"), std::string("[\"a\"]")}) {
+    Pair pair;
+    pair.forge("announce/1", forged);
+    const std::string error = error_of([&] { pair.rank_1->share("x"); });
+    CHECK(error.starts_with("[ranks] rank 0 sent "));
+    CHECK(std::none_of(error.begin(), error.end(), [](char c) { return c < ' '; }));
+  }
+  Pair pair;
+  pair.forge("say/0/1", escape + "lr: 1");
+  std::jthread other([&] {
+    try {
+      pair.rank_1->require_same("a recipe", "lr: 2", "start all ranks with the same command");
+    } catch (const std::exception&) {  // what it says, rank 0 says
+    }
+  });
+  const std::string error = error_of([&] {
+    // The real word of rank 1 comes after the forged one, or before it; both differ.
+    pair.rank_0->require_same("a recipe", "lr: 3", "start all ranks with the same command");
+  });
+  CHECK(error.starts_with("[launch] rank 1 ("));
+  CHECK_THAT(error, Contains("has a recipe different from rank 0's"));
+  CHECK(std::none_of(error.begin(), error.end(), [](char c) { return c < ' '; }));
+}
+
+TEST_CASE("ranks: those that were interrupted stay until rank 0 has saved") {
+  Pair pair;
+  std::atomic<bool> saved = false, saved_before_leaving = false;
+  std::jthread other([&] {
+    pair.rank_1->interrupt();
+    pair.rank_1->leave(seconds(10));
+    saved_before_leaving = saved.load();
+  });
+  std::this_thread::sleep_for(seconds(1));  // it saves
+  saved = true;
+  pair.rank_0->interrupt();
+  pair.rank_0->leave(seconds(10));
+  other.join();
+  CHECK(saved_before_leaving);
+}
+
+TEST_CASE("ranks: one that is interrupted alone ends those that wait for it") {
+  Pair pair;
+  pair.rank_1->interrupt();
+  CHECK_THROWS_AS(pair.rank_0->collect(""), Interrupted);
+}
+
+TEST_CASE("ranks: rank 0 listens at MASTER_ADDR only") {
+  Pair pair;
+  for (const std::string& address : listening(::getpid())) CHECK(is_loopback(address));
+  CHECK(error_of([&] {
+          Seat seat = pair.first;
+          World(seat, seconds(3));
+        }) ==
+        fmt::format("[launch] port {} of this machine cannot be opened: Address already in use; set MASTER_PORT to "
+                    "a free port.",
+                    pair.first.port));
+}
+
+}  // namespace launch_test
