@@ -211,7 +211,7 @@ TEST_CASE("compare says beside its headline that positions differ, with the comm
   const RunResult mixed = run(setup.words("out"));
   INFO(mixed.err);
   REQUIRE(mixed.exit == 0);
-  const std::string differ = "lora: the base model's; tape: yarn scaling, factor 2";
+  const std::string differ = "lora: no scaling; tape: yarn scaling, factor 2";
   CHECK_THAT(mixed.out, Contains(differ));
   CHECK_THAT(read_file(setup.path("out/table.md")), Contains(differ));
   CHECK(setup.results("out")["positions_differ"] == true);
@@ -235,7 +235,8 @@ TEST_CASE("compare says beside its headline that positions differ, with the comm
   CHECK(setup.results("out-equal-positions")["positions_differ"] == false);
 }
 
-TEST_CASE("equal positions: the best recipe's scaling for all but theta-scaling, and words are quoted") {
+TEST_CASE("equal positions: all recipes that keep their method get the best one's, and words are quoted") {
+  const RopeConfig base;
   CompareOptions options;
   options.out = "it's/out";
   options.recipe_words = {"a.yaml", "b.yaml", "c.yaml"};
@@ -248,22 +249,49 @@ TEST_CASE("equal positions: the best recipe's scaling for all but theta-scaling,
   const NamedRecipe lora = named("lora", "adapter: lora\npositions: {scaling: linear, factor: 2}\n"),
                     theta = named("theta", "adapter: theta-scaling\npositions: {scaling: linear, factor: 2}\n"),
                     tape = named("tape", "adapter: tape\npositions: {scaling: yarn, factor: 2.5}\n");
-  // Other positions are what theta-scaling is, however it is scaled.
+  // Another theta is what theta-scaling is.
   const NamedRecipe own = named("own", "adapter: theta-scaling\npositions: {theta: 1.0e+6}\n");
-  CHECK(position_groups({lora, theta}).size() == 1);
-  CHECK(position_groups({lora, own}).size() == 1);
-  CHECK(position_groups({lora, theta, tape}).size() == 2);
-  CHECK(equal_positions_command({lora, theta, tape}, tape, options) ==
-        "tapetune compare a.yaml c.yaml \\\n  'data=[x, y]' positions.scaling=yarn positions.factor=2.5 \\\n  "
+  CHECK(equal_positions_command({lora, theta, tape}, tape, base, options) ==
+        "tapetune compare a.yaml b.yaml c.yaml \\\n  'data=[x, y]' positions.scaling=yarn positions.factor=2.5 \\\n  "
         "--runs "
         "'it'\\''s/out-equal-positions/runs' --out 'it'\\''s/out-equal-positions' --eval e.yaml");
   const NamedRecipe plain = named("plain", "adapter: lora\n"),
                     far = named("far", "adapter: lora\npositions: {scaling: none, theta: 5.0e+5}\n");
-  CHECK_THAT(equal_positions_command({lora, theta, plain}, plain, options),
-             Contains(" positions.scaling=null positions.factor=null \\\n"));
-  CHECK_THAT(equal_positions_command({lora, theta, far}, far, options),
+  CHECK_THAT(equal_positions_command({lora, own, plain}, plain, base, options),
+             Contains("compare a.yaml c.yaml ") && Contains(" positions.scaling=null positions.factor=null \\\n"));
+  CHECK_THAT(equal_positions_command({lora, theta, far}, far, base, options),
              Contains("compare a.yaml c.yaml ") &&
                  Contains(" positions.scaling=none positions.factor=null positions.theta=500000 \\\n"));
+  CHECK_THAT(equal_positions_command({lora, theta, far}, lora, base, options), Contains(" positions.theta=null \\\n"));
+}
+
+TEST_CASE("positions differ where scaling, factor or theta do, but for theta-scaling's own theta") {
+  const std::string common = "model: m\ndata: d.tokens\nrun: r\ncontext: 32\nsteps: 1\nadapter: ";
+  RopeConfig standard, scaled;
+  scaled.type = RopeType::linear;
+  scaled.factor = 4;
+  const auto groups = [&](const std::vector<std::string>& recipes, const RopeConfig& base) {
+    std::vector<NamedRecipe> named;
+    for (const std::string& each : recipes) named.push_back({each, parse_recipe(common + each, "r")});
+    std::vector<std::string> settings;
+    for (const PositionGroup& group : position_groups(named, base)) settings.push_back(group.settings);
+    return settings;
+  };
+  using Settings = std::vector<std::string>;
+  const std::string lora = "lora\n", none = "lora\npositions: {scaling: none}\n",
+                    linear = "lora\npositions: {scaling: linear, factor: 2}\n",
+                    same_theta = "lora\npositions: {theta: 10000}\n", far = "lora\npositions: {theta: 5.0e+5}\n",
+                    theta = "theta-scaling\n", theta_yarn = "theta-scaling\npositions: {scaling: yarn, factor: 2}\n",
+                    theta_linear = "theta-scaling\npositions: {scaling: linear, factor: 2}\n";
+  CHECK(groups({lora, none, same_theta}, standard) == Settings{"no scaling"});
+  CHECK(groups({none, far}, standard) == Settings{"no scaling", "no scaling, theta 500000"});
+  CHECK(groups({lora, linear}, scaled) == Settings{"the base model's scaling", "linear scaling, factor 2"});
+  CHECK(groups({linear, theta}, standard) == Settings{"linear scaling, factor 2"});
+  CHECK(groups({theta_linear, linear}, standard) == Settings{"linear scaling, factor 2"});
+  CHECK(groups({theta_linear, linear, far}, standard) ==
+        Settings{"linear scaling, factor 2", "no scaling, theta 500000"});
+  CHECK(groups({linear, theta_yarn}, standard) == Settings{"linear scaling, factor 2", "yarn scaling, factor 2"});
+  CHECK(groups({linear, theta}, scaled) == Settings{"linear scaling, factor 2", "the base model's scaling"});
 }
 
 TEST_CASE("compare gives what eval perplexity gives") {
