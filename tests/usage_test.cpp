@@ -207,6 +207,8 @@ TEST_CASE("usage: launch asks for -- before a command, and takes only commands t
                    Contains("eval passkey") && Contains("eval choice") && !Contains("merge,"));
   }
   CHECK_THAT(usage_error({"launch", "--nproc", "2", "--", "trian", "x"}), Contains("did you mean train?"));
+  CHECK_THAT(usage_error({"launch", "--nproc", "2", "--", "eval"}),
+             Contains("launch: tapetune eval needs a command: perplexity, passkey, choice; see tapetune eval --help"));
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 

@@ -133,6 +133,10 @@ std::vector<std::string> sharing_commands(const CLI::App& app) {
 void require_sharing(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App& command = find_command(app, words);
   if (shares_work(command)) return;
+  if (const auto within = sharing_commands(command); !within.empty()) {  // "eval", of which each command shares work
+    throw UsageError(fmt::format("launch: {0} needs a command: {1}; see {0} --help", command_name(command),
+                                 fmt::join(within, ", ")));
+  }
   throw UsageError(fmt::format("launch: {} runs in one process; run it without launch. Commands that share work: {}",
                                command_name(command), fmt::join(sharing_commands(app), ", ")));
 }
