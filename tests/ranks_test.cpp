@@ -137,6 +137,10 @@ TEST_CASE("ranks: micro_batch is a limit, lowered where ranks have fewer sequenc
   CHECK_THAT(shared.err, Contains("note: micro_batch 4 is lowered to 2: a batch of 4 gives each rank 2"));
   CHECK_THAT(read_file(setup.folder("shared") / "recipe.yaml"), Contains("\nmicro_batch: 4\n"));
   same_result(setup.folder("shared"), setup.folder("alone"));
+  // Two passes either way, of two sequences or of three and one: nothing to tell.
+  const RunResult even = setup.train(1, "even", {"steps=3", "batch=4", "micro_batch=3"});
+  REQUIRE(even.exit == 0);
+  CHECK_THAT(even.err, !Contains("micro_batch"));
 }
 
 TEST_CASE("ranks: a run goes on with another number of them") {
