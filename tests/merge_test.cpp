@@ -459,6 +459,9 @@ TEST_CASE("merge --adapter: a copy that loads alike, --no-with-base for tape") {
   CHECK_THAT(tape.out, Contains("wrote " + alone + " (5 files, "));
   CHECK(fs::exists(fs::path(alone) / "adapter_model.safetensors"));
   CHECK_FALSE(fs::exists(fs::path(alone) / "model.safetensors"));
+  const RunResult copied = run({"merge", (bench.folder / "tape").string(), "--adapter", "--out", alone, "--force"});
+  CHECK(copied.exit == 0);
+  CHECK_THAT(copied.err, Contains("note: only tapetune loads a TAPE adapter, PEFT does not"));
   const RunResult other = merge_run(bench, {"--no-with-base", "--force"});
   CHECK(other.exit == 1);
   CHECK_THAT(other.err, Contains("is for tape") && Contains("--adapter"));

@@ -166,6 +166,16 @@ TEST_CASE("training: a disk that is full at a checkpoint") {
 
   CHECK(train("steps=12").exit == 0);
   same_result(run_, setup.folder("whole"));
+
+  // A run that begins is warned of it as well.
+  disk.fill(60'000);
+  const std::string first = "run=" + (setup.model.folder / "disk/first").string();
+  const RunResult begun = setup.train({first, "steps=3"}, [&] { disk.enter(); });
+  CHECK(begun.exit == 1);
+  const auto lines = lines_of(begun.err);
+  REQUIRE(lines.size() == 2);
+  CHECK_THAT(lines[0], Contains("checkpoints and adapter will need") && Contains("but the disk has"));
+  CHECK_THAT(lines[1], Contains("free some space"));
 }
 
 TEST_CASE("training: a disk that has room again is used again by the same process") {
@@ -275,7 +285,8 @@ TEST_CASE("training: data that is empty, none, unreadable or not this model's ma
   write_file(bad, "");
   refuse(Contains("bad.tokens: is empty"));
   write_file(bad, "Once upon a time there was a text that nobody had packed.");
-  refuse(Contains("bad.tokens") && Contains("is not a token file") && Contains("data pack"));
+  refuse(Contains("bad.tokens") && Contains("is not a token file") && Contains("data pack") &&
+         Contains("need the extension .bin") && !Contains("give --raw"));
   const std::string good = read_file(setup.data());
   write_file(bad, good.substr(0, good.size() / 2));
   refuse(Contains("bad.tokens") && Contains("but its header says"));
