@@ -177,7 +177,7 @@ TEST_CASE("an adapter whose exclude_modules matches nothing still loads") {
   CHECK(loads());
 }
 
-TEST_CASE("bad adapter: folders that are none") {
+TEST_CASE("bad adapter: folders that are not adapters") {
   const TinyModel model;
   refused(model, {"--adapter", (model.folder / "nowhere").string()}, "no such folder");
   refused(model, {"--adapter", model.path()}, "is a checkpoint without TAPE's tensors, not an adapter");

@@ -314,7 +314,7 @@ TEST_CASE("a comparison that is killed again and again ends as one that nobody d
   const auto measured = [&] {
     std::error_code absent;
     const fs::directory_iterator files(setup.path("out/evaluations"), absent);
-    return !absent && std::distance(begin(files), end(files)) >= count;
+    return absent ? 0 : std::distance(begin(files), end(files));
   };
   const auto there = [&](const char* file) { return fs::exists(setup.path(file)); };
   int in_lora = 0, in_tape = 0, in_evaluation = 0;

@@ -281,7 +281,7 @@ TEST_CASE("ranks: evaluations give bit for bit what one process gives") {
   }
 }
 
-TEST_CASE("ranks: an evaluation goes on with another number of them") {
+TEST_CASE("ranks: an evaluation resumes on a different number of ranks") {
   const Setup setup("adapter: {method: lora, rank: 4}\n");
   const auto words = [&](const std::string& contexts, const std::string& kept) {
     return std::vector<std::string>{
