@@ -280,7 +280,7 @@ TEST_CASE("methods: at the start the adapted model is the base model") {
   CHECK(largest_difference(start("theta-scaling", {}), expected) > 1e-4);  // other angles are another model
 }
 
-TEST_CASE("dropout draws anew with every seed and the same again for a recomputed layer") {
+TEST_CASE("dropout draws differently with every seed, and the same again for a recomputed layer") {
   for (const std::string dora : {"dora=false", "dora=true"}) {
     const AdaptedModel adapted =
         moved({"", "lora", {"rank=2", "dropout=0.4", "targets=q,k,v,o,gate,up,down,lm_head", dora}}, at::kDouble);
@@ -398,7 +398,7 @@ TEST_CASE("tied embeddings train once and stay tied, or are untied on request") 
                            two.at("model.embed_tokens.weight") + two.at("lm_head.weight")) < 1e-12);
 }
 
-TEST_CASE("what trains is chosen by structure, and counted as the papers count") {
+TEST_CASE("trainable parameters are chosen by structure, and counted as the papers count them") {
   // Llama-2 7B by its config alone; the weights take no memory.
   ModelConfig config;
   config.vocab_size = 32000;

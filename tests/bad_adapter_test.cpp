@@ -95,7 +95,7 @@ TEST_CASE("bad method: settings that contradict each other") {
   refused(model, {"--method", "lora", "theta=1"}, "theta must be a number above 1");
   const RunResult own = run({"adapter", model.path(), "--method", "lora", "--out", model.path(), "--force"});
   CHECK(own.exit == 1);
-  CHECK_THAT(own.err, Contains("is the model's own folder"));
+  CHECK_THAT(own.err, Contains("is the input itself"));
   CHECK(fs::exists(model / "model.safetensors"));
 }
 
@@ -177,7 +177,7 @@ TEST_CASE("an adapter whose exclude_modules matches nothing still loads") {
   CHECK(loads());
 }
 
-TEST_CASE("bad adapter: folders that are none") {
+TEST_CASE("bad adapter: folders that are not adapters") {
   const TinyModel model;
   refused(model, {"--adapter", (model.folder / "nowhere").string()}, "no such folder");
   refused(model, {"--adapter", model.path()}, "is a checkpoint without TAPE's tensors, not an adapter");

@@ -231,7 +231,7 @@ TEST_CASE("bad input: a prompt longer than the context") {
             .exit == 0);
 }
 
-TEST_CASE("bad input: a device that is none, or is not there") {
+TEST_CASE("bad input: a device that does not exist, or is not on this machine") {
   const Model model;
   const auto on = [&](const std::string& device) {
     return run({"logits", model.path(), "--tokens", "1", "--out", model.out(), "--device", device});

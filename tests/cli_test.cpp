@@ -272,7 +272,7 @@ TEST_CASE("convert writes a folder with the same logits, other shards and all fi
   CHECK(read_file(model.path() + ".logits") == read_file(out + ".logits"));
 }
 
-TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken with") {
+TEST_CASE("an adapter is written, inspected, scored and generated with") {
   const TinyModel model;
   const std::string folder = (model.folder / "adapter").string(), out = model.out();
   REQUIRE(
@@ -332,7 +332,7 @@ TEST_CASE("an adapter goes through the verbs: written, inspected, scored, spoken
   CHECK(both.exit == 2);
 }
 
-TEST_CASE("a longer context from a method's scaling is the context that verbs use") {
+TEST_CASE("a longer context from a method's scaling is the context that commands use") {
   const TinyModel model;
   const auto generate = [&](const std::vector<std::string>& more) {
     std::vector<std::string> words{"generate",         model.path(), "--tokens",     "1",

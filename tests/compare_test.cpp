@@ -1,15 +1,9 @@
 // compare: what it refuses and why, that nothing measured is lost, and the charts' arithmetic.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <map>
 #include <random>
 #include <sstream>
-#include <thread>
 
 #include "catch.h"
 #include "core/error.h"
@@ -211,7 +205,7 @@ TEST_CASE("compare says beside its headline that positions differ, with the comm
   const RunResult mixed = run(setup.words("out"));
   INFO(mixed.err);
   REQUIRE(mixed.exit == 0);
-  const std::string differ = "lora: the base model's; tape: yarn scaling, factor 2";
+  const std::string differ = "lora: no scaling; tape: yarn scaling, factor 2";
   CHECK_THAT(mixed.out, Contains(differ));
   CHECK_THAT(read_file(setup.path("out/table.md")), Contains(differ));
   CHECK(setup.results("out")["positions_differ"] == true);
@@ -235,7 +229,8 @@ TEST_CASE("compare says beside its headline that positions differ, with the comm
   CHECK(setup.results("out-equal-positions")["positions_differ"] == false);
 }
 
-TEST_CASE("equal positions: the best recipe's scaling for all but theta-scaling, and words are quoted") {
+TEST_CASE("equal positions: all recipes that keep their method get the best one's, and words are quoted") {
+  const RopeConfig base;
   CompareOptions options;
   options.out = "it's/out";
   options.recipe_words = {"a.yaml", "b.yaml", "c.yaml"};
@@ -248,22 +243,49 @@ TEST_CASE("equal positions: the best recipe's scaling for all but theta-scaling,
   const NamedRecipe lora = named("lora", "adapter: lora\npositions: {scaling: linear, factor: 2}\n"),
                     theta = named("theta", "adapter: theta-scaling\npositions: {scaling: linear, factor: 2}\n"),
                     tape = named("tape", "adapter: tape\npositions: {scaling: yarn, factor: 2.5}\n");
-  // Other positions are what theta-scaling is, however it is scaled.
+  // Another theta is what theta-scaling is.
   const NamedRecipe own = named("own", "adapter: theta-scaling\npositions: {theta: 1.0e+6}\n");
-  CHECK(position_groups({lora, theta}).size() == 1);
-  CHECK(position_groups({lora, own}).size() == 1);
-  CHECK(position_groups({lora, theta, tape}).size() == 2);
-  CHECK(equal_positions_command({lora, theta, tape}, tape, options) ==
-        "tapetune compare a.yaml c.yaml \\\n  'data=[x, y]' positions.scaling=yarn positions.factor=2.5 \\\n  "
+  CHECK(equal_positions_command({lora, theta, tape}, tape, base, options) ==
+        "tapetune compare a.yaml b.yaml c.yaml \\\n  'data=[x, y]' positions.scaling=yarn positions.factor=2.5 \\\n  "
         "--runs "
         "'it'\\''s/out-equal-positions/runs' --out 'it'\\''s/out-equal-positions' --eval e.yaml");
   const NamedRecipe plain = named("plain", "adapter: lora\n"),
                     far = named("far", "adapter: lora\npositions: {scaling: none, theta: 5.0e+5}\n");
-  CHECK_THAT(equal_positions_command({lora, theta, plain}, plain, options),
-             Contains(" positions.scaling=null positions.factor=null \\\n"));
-  CHECK_THAT(equal_positions_command({lora, theta, far}, far, options),
+  CHECK_THAT(equal_positions_command({lora, own, plain}, plain, base, options),
+             Contains("compare a.yaml c.yaml ") && Contains(" positions.scaling=null positions.factor=null \\\n"));
+  CHECK_THAT(equal_positions_command({lora, theta, far}, far, base, options),
              Contains("compare a.yaml c.yaml ") &&
                  Contains(" positions.scaling=none positions.factor=null positions.theta=500000 \\\n"));
+  CHECK_THAT(equal_positions_command({lora, theta, far}, lora, base, options), Contains(" positions.theta=null \\\n"));
+}
+
+TEST_CASE("positions differ where scaling, factor or theta do, but for theta-scaling's own theta") {
+  const std::string common = "model: m\ndata: d.tokens\nrun: r\ncontext: 32\nsteps: 1\nadapter: ";
+  RopeConfig standard, scaled;
+  scaled.type = RopeType::linear;
+  scaled.factor = 4;
+  const auto groups = [&](const std::vector<std::string>& recipes, const RopeConfig& base) {
+    std::vector<NamedRecipe> named;
+    for (const std::string& each : recipes) named.push_back({each, parse_recipe(common + each, "r")});
+    std::vector<std::string> settings;
+    for (const PositionGroup& group : position_groups(named, base)) settings.push_back(group.settings);
+    return settings;
+  };
+  using Settings = std::vector<std::string>;
+  const std::string lora = "lora\n", none = "lora\npositions: {scaling: none}\n",
+                    linear = "lora\npositions: {scaling: linear, factor: 2}\n",
+                    same_theta = "lora\npositions: {theta: 10000}\n", far = "lora\npositions: {theta: 5.0e+5}\n",
+                    theta = "theta-scaling\n", theta_yarn = "theta-scaling\npositions: {scaling: yarn, factor: 2}\n",
+                    theta_linear = "theta-scaling\npositions: {scaling: linear, factor: 2}\n";
+  CHECK(groups({lora, none, same_theta}, standard) == Settings{"no scaling"});
+  CHECK(groups({none, far}, standard) == Settings{"no scaling", "no scaling, theta 500000"});
+  CHECK(groups({lora, linear}, scaled) == Settings{"the base model's scaling", "linear scaling, factor 2"});
+  CHECK(groups({linear, theta}, standard) == Settings{"linear scaling, factor 2"});
+  CHECK(groups({theta_linear, linear}, standard) == Settings{"linear scaling, factor 2"});
+  CHECK(groups({theta_linear, linear, far}, standard) ==
+        Settings{"linear scaling, factor 2", "no scaling, theta 500000"});
+  CHECK(groups({linear, theta_yarn}, standard) == Settings{"linear scaling, factor 2", "yarn scaling, factor 2"});
+  CHECK(groups({linear, theta}, scaled) == Settings{"linear scaling, factor 2", "the base model's scaling"});
 }
 
 TEST_CASE("compare gives what eval perplexity gives") {
@@ -288,33 +310,24 @@ TEST_CASE("compare gives what eval perplexity gives") {
 TEST_CASE("a comparison that is killed again and again ends as one that nobody disturbed") {
   const Setup setup;
   REQUIRE(run(setup.words("whole", {"--runs", setup.path("whole-runs")})).exit == 0);
-  // Killed when each of these is there; a process that ended before it was hit starts again.
-  const auto evaluations = [&](std::ptrdiff_t count) {
+  // A process writes some of the files that were there before, so that each must get further than the one before.
+  const auto measured = [&] {
     std::error_code absent;
     const fs::directory_iterator files(setup.path("out/evaluations"), absent);
-    return !absent && std::distance(begin(files), end(files)) >= count;
+    return absent ? 0 : std::distance(begin(files), end(files));
   };
   const auto there = [&](const char* file) { return fs::exists(setup.path(file)); };
-  const std::vector<std::function<bool()>> moments{
-      [&] { return there("runs/lora/recipe.yaml"); }, [&] { return there("runs/lora/checkpoints/step-00000004"); },
-      [&] { return there("runs/tape/metrics.jsonl"); }, [&] { return evaluations(1); }, [&] { return evaluations(2); }};
-  std::size_t killed = 0;
-  for (int attempt = 0; killed < moments.size() && attempt < 100; ++attempt) {
-    const pid_t child = start(setup.words("out"), [] {
-      redirect("/dev/null", stderr);
-      redirect("/dev/null", stdout);
-    });
-    int status = 0;
-    while (!moments[killed]() && ::waitpid(child, &status, WNOHANG) == 0) std::this_thread::yield();
-    ::kill(child, SIGKILL);
-    ::waitpid(child, &status, 0);
-    killed += WIFSIGNALED(status) ? 1 : 0;
-    if (!WIFSIGNALED(status)) {
-      fs::remove_all(setup.path("out"));
-      fs::remove_all(setup.path("runs"));
-    }
+  int in_lora = 0, in_tape = 0, in_evaluation = 0;
+  std::vector<std::string> words = setup.words("out");
+  words.insert(words.begin(), "-q");
+  for (int kill = 0; killed_at(fmt::format("{}:{}", kill % 2 == 0 ? "commit" : "committed", 2 * kill + 1), words);
+       ++kill) {
+    REQUIRE(kill < 50);
+    ++(measured() > 0 ? in_evaluation : there("runs/tape") ? in_tape : in_lora);
   }
-  REQUIRE(killed == moments.size());
+  CHECK(in_lora > 0);
+  CHECK(in_tape > 0);
+  CHECK(in_evaluation > 0);
   const RunResult last = run(setup.words("out"));
   INFO(last.err);
   REQUIRE(last.exit == 0);
@@ -325,7 +338,7 @@ TEST_CASE("a comparison that is killed again and again ends as one that nobody d
   }
 }
 
-TEST_CASE("a model that changed is measured anew") {
+TEST_CASE("compare: a model that changed is evaluated again") {
   const Setup setup;
   REQUIRE(run(setup.words("out", {"steps=2"})).exit == 0);
   const Json before = setup.results("out");

@@ -457,7 +457,7 @@ TEST_CASE("gguf: bad input to import leaves nothing and says why") {
   CHECK(std::distance(fs::directory_iterator(model.folder.path()), fs::directory_iterator()) == 3);
 }
 
-TEST_CASE("gguf: the verbs refuse what exists, and a failed write leaves nothing") {
+TEST_CASE("gguf: import and export refuse an output that exists, and a failed write leaves nothing") {
   const TinyModel model;
   const std::string file = (model.folder / "m.gguf").string();
   const auto out = [&](const std::vector<std::string>& more, const std::function<void()>& before = {}) {
@@ -487,7 +487,7 @@ TEST_CASE("gguf: the verbs refuse what exists, and a failed write leaves nothing
           model.folder / "o");
 }
 
-TEST_CASE("gguf: export refuses a tokenizer that llama.cpp has not, and numbers that are none") {
+TEST_CASE("gguf: export refuses a tokenizer that llama.cpp does not have, and NaN, Inf or too large weights") {
   const TinyModel model;
   const std::string file = (model.folder / "m.gguf").string();
   const auto out = [&](const char* type) { return run({"export", model.path(), "--gguf", type, "--out", file}); };

@@ -13,6 +13,7 @@
 #include <set>
 #include <sstream>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "catch.h"
 #include "core/error.h"
@@ -110,65 +111,59 @@ TEST_CASE("launch: the store and the ranks listen on the loopback interface only
   CHECK(run.end() == 3);
 }
 
-TEST_CASE("launch: an interruption at any moment ends with exit 3 and one line, and loses no step") {
-  struct Moment {
-    const char* name;
-    std::string saved;
-  };
-  for (const Moment& moment : {Moment{"fork:2", ""},
-                               {"rank:1", ""},
-                               {"start:1", ""},
-                               {"meet:1", ""},
-                               {"met:1", ""},
-                               {"mapped:1", ""},
-                               {"resume:1", "step-00000001"},
-                               {"step:3", "step-00000004"}}) {
-    INFO(moment.name);
-    Launched run;
-    run.start_stopping(moment.name);
-    std::vector<pid_t> ranks;
-    if (std::string_view(moment.name) == "fork:2") {
-      REQUIRE(comes_true([&] { return is_stopped(run.launcher); }));
-      ::kill(run.launcher, SIGTERM);
-      ::kill(run.launcher, SIGCONT);
-    } else {
-      if (std::string_view(moment.name) == "start:1") {  // which the launcher reaches first
-        REQUIRE(comes_true([&] { return is_stopped(run.launcher); }));
-        ::kill(run.launcher, SIGCONT);
-      }
-      // What the leader does before the others can, only it reaches.
-      const bool leader_only = std::string_view(moment.name) == "mapped:1";
-      REQUIRE(comes_true([&] {
-        ranks = children_of(run.launcher);
-        const auto stopped = std::count_if(ranks.begin(), ranks.end(), is_stopped);
-        return ranks.size() == 2 && stopped >= (leader_only ? 1 : 2);
-      }));
-      ::kill(run.launcher, SIGTERM);
-      for (const pid_t rank : ranks) {
-        if (is_stopped(rank)) REQUIRE(comes_true([&] { return is_pending(rank, SIGTERM); }));
-      }
-      // A rank may stop after the others.
-      std::atomic<bool> over = false;
-      std::jthread waking([&] {
-        while (!over) {
-          for (const pid_t rank : ranks) {
-            if (is_stopped(rank)) ::kill(rank, SIGCONT);
-          }
-          ::usleep(10'000);
-        }
-      });
-      CHECK(run.end() == 3);
-      over = true;
-      ranks.clear();
-    }
-    if (std::string_view(moment.name) == "fork:2") CHECK(run.end() == 3);
-    INFO(run.said());
-    const std::vector<std::string> lines = lines_of(run.said());
-    REQUIRE(lines.size() == 1);
-    CHECK_THAT(lines[0], Contains(moment.saved.empty() ? "interrupted; no partial files were left"
-                                                       : "interrupted; saved at step " + moment.saved.substr(12)));
-    CHECK(moment.saved.empty() != run.saved(moment.saved.empty() ? "nothing" : moment.saved));
+namespace {
+
+// Two ranks that are interrupted while they are stopped at a moment. `saved`: what must be there then; empty: a
+// checkpoint if and only if rank 0 says so.
+void interrupt_at(const std::string& moment, const std::string& saved) {
+  INFO(moment);
+  Launched run;
+  run.start_stopping(moment);
+  if (moment.starts_with("fork") || moment.starts_with("start")) {  // which the launcher reaches first
+    REQUIRE(comes_true([&] { return is_stopped(run.launcher); }));
+    if (moment.starts_with("fork")) ::kill(run.launcher, SIGTERM);
+    ::kill(run.launcher, SIGCONT);
   }
+  std::jthread waking;
+  if (!moment.starts_with("fork")) {
+    std::vector<pid_t> ranks;
+    REQUIRE(comes_true([&] {
+      ranks = children_of(run.launcher);
+      return ranks.size() == 2 && std::any_of(ranks.begin(), ranks.end(), is_stopped);
+    }));
+    const pid_t first = is_stopped(ranks[0]) ? ranks[0] : ranks[1];
+    ::kill(run.launcher, SIGTERM);
+    REQUIRE(comes_true([&] { return is_pending(first, SIGTERM); }));
+    waking = std::jthread([ranks](const std::stop_token& over) {  // the other may stop later
+      while (!over.stop_requested()) {
+        for (const pid_t rank : ranks) {
+          if (is_stopped(rank)) ::kill(rank, SIGCONT);
+        }
+        ::usleep(10'000);
+      }
+    });
+  }
+  CHECK(run.end() == 3);
+  INFO(run.said());
+  const std::vector<std::string> lines = lines_of(run.said());
+  REQUIRE(lines.size() == 1);
+  const bool says_saved = lines[0].starts_with("interrupted; saved at step ");
+  CHECK((says_saved || lines[0] == "interrupted; no partial files were left"));
+  if (!saved.empty()) CHECK(says_saved);
+  CHECK(run.saved(saved.empty() ? "step-00000001" : saved) == says_saved);
+}
+
+}  // namespace
+
+TEST_CASE("launch: interrupted before its ranks have met, it ends with exit 3 and one line") {
+  for (const char* moment : {"fork:2", "rank:1", "start:1", "meet:1"}) interrupt_at(moment, "");
+}
+
+TEST_CASE("launch: interrupted when its ranks have met, it ends with exit 3 and one line, and loses no step") {
+  interrupt_at("met:1", "");
+  interrupt_at("mapped:1", "");
+  interrupt_at("resume:1", "step-00000001");
+  interrupt_at("step:3", "step-00000004");
 }
 
 TEST_CASE("launch: a rank that is killed before all have met is named at once") {
@@ -252,15 +247,18 @@ std::string told_by_rank_0(World& world) {
 
 TEST_CASE("ranks: a heartbeat that is not a number is an error with the rank's name") {
   for (const std::string& beat : {escape, std::string("7"), std::string("7 x"), std::string("99999999999999999999 1"),
-                                  std::string(), std::string(" 1")}) {
-    Pair pair;
-    pair.rank_1.reset();  // whose heart would write over it
-    pair.forge("beat/1", beat);
-    const std::string told = told_by_rank_0(*pair.rank_0);
-    CHECK(told.starts_with("[ranks] rank 1 ("));
-    CHECK_THAT(told, Contains("sent a heartbeat that is not a number: "));
-    CHECK(std::none_of(told.begin(), told.end(), [](char c) { return c < ' '; }));
+                                  std::string(), std::string(" 1"), std::string("1 2 3")}) {
+    const Store store = c10::make_intrusive<c10d::HashStore>();
+    store->set("beat/0", "7 2");
+    store->set("beat/1", beat);
+    const std::string error = error_of([&] { read_heartbeats(store, {"a, process 1", "b, process 2"}); });
+    CHECK(error.starts_with("[ranks] rank 1 (b, process 2) sent a heartbeat that is not a number: "));
+    CHECK(std::none_of(error.begin(), error.end(), [](char c) { return c < ' '; }));
   }
+  Pair pair;
+  pair.rank_1.reset();  // whose heart would write over it
+  pair.forge("beat/1", escape);
+  CHECK_THAT(told_by_rank_0(*pair.rank_0), Contains("sent a heartbeat that is not a number: \\u001b]0;"));
 }
 
 TEST_CASE("ranks: a forged failure is one printable line") {

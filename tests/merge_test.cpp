@@ -250,7 +250,7 @@ TEST_CASE("merge: a context that was trained is the model's context") {
   CHECK(Checkpoint::open(bench.out()).config().context == 256);
 }
 
-TEST_CASE("merge: tied embeddings stay tied unless they parted") {
+TEST_CASE("merge: tied embeddings stay tied unless training made them differ") {
   const Bench bench(true);
   const auto merged = [&](const std::string& name, const Words& words, double size = 0.1) {
     const MergeInput input = open_merge(bench.make_run("lora", words, "run-" + name, 64, size));
@@ -263,10 +263,10 @@ TEST_CASE("merge: tied embeddings stay tied unless they parted") {
   };
   CHECK(merged("untrained", {}));
   CHECK(merged("trained", {"train_also=embeddings"}));
-  CHECK_FALSE(merged("parted", {"train_also=embeddings", "untie=true"}));
-  CHECK_FALSE(merged("parted-head", {"train_also=lm_head", "untie=true"}));
+  CHECK_FALSE(merged("untied", {"train_also=embeddings", "untie=true"}));
+  CHECK_FALSE(merged("untied-head", {"train_also=lm_head", "untie=true"}));
   CHECK_FALSE(merged("pair", {"targets=q,lm_head"}));
-  CHECK(merged("equal", {"train_also=embeddings,lm_head", "untie=true"}, 0));  // could have parted, and did not
+  CHECK(merged("equal", {"train_also=embeddings,lm_head", "untie=true"}, 0));  // untied, but the same
 }
 
 TEST_CASE("merge: shards of any size hold the same tensors") {
@@ -459,6 +459,9 @@ TEST_CASE("merge --adapter: a copy that loads alike, --no-with-base for tape") {
   CHECK_THAT(tape.out, Contains("wrote " + alone + " (5 files, "));
   CHECK(fs::exists(fs::path(alone) / "adapter_model.safetensors"));
   CHECK_FALSE(fs::exists(fs::path(alone) / "model.safetensors"));
+  const RunResult copied = run({"merge", (bench.folder / "tape").string(), "--adapter", "--out", alone, "--force"});
+  CHECK(copied.exit == 0);
+  CHECK_THAT(copied.err, Contains("note: only tapetune loads a TAPE adapter, PEFT does not"));
   const RunResult other = merge_run(bench, {"--no-with-base", "--force"});
   CHECK(other.exit == 1);
   CHECK_THAT(other.err, Contains("is for tape") && Contains("--adapter"));
@@ -517,7 +520,7 @@ TEST_CASE("merge: a checkpoint of a finished run is not called unfinished") {
   CHECK_THAT(card("README.md"), Contains("| step 1 of 1, of an unfinished run |"));
 }
 
-TEST_CASE("merge: refuses numbers that are none, with the tensor's name") {
+TEST_CASE("merge: refuses NaN and Inf, with the tensor's name") {
   const Bench bench;
   const fs::path weights = bench.make_run("lora", {"train_also=norms"}) / "adapter" / "adapter_model.safetensors";
   const std::string good = read_file(weights);

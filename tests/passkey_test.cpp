@@ -127,7 +127,7 @@ TEST_CASE("a reader of texts that begin alike gives what a forward of each gives
   }
 }
 
-TEST_CASE("a reader starts anew where the planned length changes the frequencies") {
+TEST_CASE("a reader starts over where the planned length changes the frequencies") {
   ModelConfig config = random_config(false);
   config.context = 8;
   config.rope.type = RopeType::dynamic;

@@ -324,7 +324,7 @@ TEST_CASE("perplexity: settings that allow no window are refused before any work
   CHECK_THAT(error_of([&] { held_out_begin(text.file, 1.0); }), Contains("below 1"));
 }
 
-TEST_CASE("perplexity: a model whose losses are no numbers is said to be one") {
+TEST_CASE("perplexity: a model whose losses are NaN is reported") {
   const Text text(50);
   for (const double factor : {NAN, INFINITY}) {
     LlamaWeights broken = random_weights(random_config(false), at::kFloat);
@@ -472,7 +472,7 @@ TEST_CASE("eval perplexity of a run from scratch finds its weights in the run") 
   CHECK(std::abs(found[0]["loss"].get<double>() - trained_loss(folder)) < 1e-6);
 }
 
-TEST_CASE("eval perplexity goes on from its file, and refuses that of another model") {
+TEST_CASE("eval perplexity resumes from its file, and refuses that of another model") {
   const Files files;
   const std::vector<std::string> words{"--data",   files.data(), "--context", "16,32",
                                        "--stride", "4",          "--resume",  files.path("sums.json")};

@@ -137,9 +137,30 @@ TEST_CASE("ranks: micro_batch is a limit, lowered where ranks have fewer sequenc
   CHECK_THAT(shared.err, Contains("note: micro_batch 4 is lowered to 2: a batch of 4 gives each rank 2"));
   CHECK_THAT(read_file(setup.folder("shared") / "recipe.yaml"), Contains("\nmicro_batch: 4\n"));
   same_result(setup.folder("shared"), setup.folder("alone"));
+  // Two passes either way, of two sequences or of three and one: nothing to tell.
+  const RunResult even = setup.train(1, "even", {"steps=3", "batch=4", "micro_batch=3"});
+  REQUIRE(even.exit == 0);
+  CHECK_THAT(even.err, !Contains("micro_batch"));
 }
 
-TEST_CASE("ranks: a run goes on with another number of them") {
+TEST_CASE("ranks: text is packed once, by one rank") {
+  const Setup setup("adapter: {method: lora, rank: 4}\n");
+  std::string text;
+  for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + i * i % 23);
+  write_file(setup.folder("book.txt"), text);
+  const std::vector<std::string> words{"steps=2", "eval_every=0", "data=" + setup.folder("book.txt").string()};
+  const RunResult shared = setup.train(2, "shared", words);
+  INFO(shared.err);
+  REQUIRE(shared.exit == 0);
+  const auto said = lines_of(shared.err);
+  CHECK(std::count_if(said.begin(), said.end(), [](const auto& line) { return line.starts_with("note: packed "); }) ==
+        1);
+  REQUIRE(setup.train(1, "alone", words).exit == 0);
+  same_result(setup.folder("shared"), setup.folder("alone"));
+  CHECK_THAT(setup.train(2, "shared", {"steps=3", words[1], words[2]}).err, !Contains("note: packed"));
+}
+
+TEST_CASE("ranks: a run resumes on a different number of ranks") {
   for (const auto& [name, adapter] : methods) {
     if (name != "lora" && name != "tape") continue;
     INFO(name);
@@ -260,7 +281,7 @@ TEST_CASE("ranks: evaluations give bit for bit what one process gives") {
   }
 }
 
-TEST_CASE("ranks: an evaluation goes on with another number of them") {
+TEST_CASE("ranks: an evaluation resumes on a different number of ranks") {
   const Setup setup("adapter: {method: lora, rank: 4}\n");
   const auto words = [&](const std::string& contexts, const std::string& kept) {
     return std::vector<std::string>{

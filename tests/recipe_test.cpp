@@ -215,7 +215,7 @@ TEST_CASE("recipe: five errors in one file are all reported with their lines") {
   CHECK(found[5] == "[recipe] r.yaml:14: micro_batch must be an integer >= 1, but is \"0\".");
 }
 
-TEST_CASE("recipe: files that are no recipe") {
+TEST_CASE("recipe: files that are not recipes") {
   refused("- a\n- b\n", "r.yaml:1: a recipe is a map of keys, as \"steps: 1000\", but this is a list.");
   refused("just words\n", "but this is \"just words\"");
   refused("", "but this is empty");
@@ -494,7 +494,7 @@ TEST_CASE("recipe: texts of any kind survive being written") {
   }
 }
 
-TEST_CASE("recipe: differences tell what may change when a run goes on") {
+TEST_CASE("recipe: differences tell what may change when a run is resumed") {
   const Recipe a = with({});
   const auto found = differences(a, with({"run=elsewhere", "seed=1", "save_every=5", "optimizer.lr=1"}));
   REQUIRE(found.size() == 4);

@@ -339,8 +339,9 @@ TEST_CASE("out of memory names what uses less") {
     ::setrlimit(RLIMIT_AS, &most);
   });
   CHECK(refused.exit == 1);
-  CHECK_THAT(refused.err, Contains("error: [memory] out of memory (4398.0 GB asked for)") && Contains("micro_batch") &&
-                              Contains("checkpointing=full") && Contains("tapetune plan"));
+  CHECK_THAT(refused.err, Contains("error: [memory] out of memory (4398.0 GB asked for)") &&
+                              Contains("needs least with micro_batch=1") && Contains("checkpointing=full") &&
+                              Contains("tapetune plan"));
   CHECK(std::count(refused.err.begin(), refused.err.end(), '\n') == 1);
 }
 
@@ -355,6 +356,11 @@ TEST_CASE("numbers on the command line take decimal suffixes, and a context asks
   INFO(suffix.err);
   REQUIRE(suffix.exit == 0);
   CHECK(from_text(digits.out).at("step_seconds") == from_text(suffix.out).at("step_seconds"));
+  const RunResult gpu_digits = plan({"--no-probe", "--gpu", "2000000"}), gpu = plan({"--no-probe", "--gpu", "2MB"});
+  REQUIRE(gpu.exit == 0);
+  CHECK_THAT(gpu.out, Contains("does not fit 2 MB"));
+  CHECK(gpu.out == gpu_digits.out);
+  CHECK(plan({"--no-probe", "--gpu", "80GB"}).out == plan({"--no-probe", "--gpu", "80000000000"}).out);
   const auto refused = [](const RunResult& result, const std::string& text) {
     INFO(result.err);
     CHECK(result.exit == 2);
@@ -378,8 +384,8 @@ TEST_CASE("numbers on the command line take decimal suffixes, and a context asks
 
 TEST_CASE("plan names only what the recipe does not have yet where it does not fit") {
   const Setup setup;
-  const auto advice = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), {"plan", setup.recipe(), "--no-probe", "--ranks", "2", "--gpu", "1M"});
+  const auto advice = [&](std::vector<std::string> words, const std::string& ranks = "2") {
+    words.insert(words.begin(), {"plan", setup.recipe(), "--no-probe", "--ranks", ranks, "--gpu", "1M"});
     const RunResult planned = run(words);
     INFO(planned.err);
     REQUIRE(planned.exit == 0);
@@ -388,6 +394,8 @@ TEST_CASE("plan names only what the recipe does not have yet where it does not f
   CHECK_THAT(advice({"checkpointing=selective"}), Contains("shard=base") && Contains("checkpointing=full"));
   CHECK_THAT(advice({"shard=base"}), !Contains("shard=base") && !Contains("checkpointing=full") &&
                                          !Contains("micro_batch") && Contains("sequence_parallel"));
+  CHECK_THAT(advice({}, "1"), Contains("several --ranks with shard=base"));
+  CHECK_THAT(advice({"shard=base"}, "1"), Contains("try more --ranks") && !Contains("shard=base"));
 }
 
 TEST_CASE("progress fits the terminal, and the note goes last") {

@@ -11,7 +11,6 @@
 
 #include <csignal>
 #include <random>
-#include <thread>
 
 #include "catch.h"
 #include "checkpoint/writer.h"
@@ -166,32 +165,48 @@ TEST_CASE("training: a disk that is full at a checkpoint") {
 
   CHECK(train("steps=12").exit == 0);
   same_result(run_, setup.folder("whole"));
+
+  // A run that begins is warned of it as well.
+  disk.fill(60'000);
+  const std::string first = "run=" + (setup.model.folder / "disk/first").string();
+  const RunResult begun = setup.train({first, "steps=3"}, [&] { disk.enter(); });
+  CHECK(begun.exit == 1);
+  const auto lines = lines_of(begun.err);
+  REQUIRE(lines.size() == 2);
+  CHECK_THAT(lines[0], Contains("checkpoints and adapter will need") && Contains("but the disk has"));
+  CHECK_THAT(lines[1], Contains("free some space"));
 }
 
 TEST_CASE("training: a disk that has room again is used again by the same process") {
   const Setup setup;
-  const std::string steps = "steps=400";  // enough to be seen at work
-  REQUIRE(setup.train({"run=" + setup.folder("whole"), steps, "save_every=0"}).exit == 0);
+  REQUIRE(setup.train({"run=" + setup.folder("whole")}).exit == 0);
   const SmallDisk disk(setup.model.folder / "disk");
   if (!disk.there()) return;
   const std::string words = "run=" + (setup.model.folder / "disk/run").string();
   const fs::path run_ = disk.path() / "run";
   disk.fill(300'000);
-  std::jthread helper([&](const std::stop_token& ended) {
-    std::error_code status;
-    while (fs::file_size(run_ / "metrics.jsonl", status) < 1000 || status) {
-      if (ended.stop_requested()) return;
-      std::this_thread::yield();
-    }
-    disk.empty();
+  const std::string said = setup.folder("said");
+  const pid_t child = start({"train", setup.recipe(), words, "--threads", "1"}, [&] {
+    disk.enter();
+    ::setenv("TAPETUNE_STOP_AT", "step:4", 1);
+    redirect(said, stderr);
+    redirect("/dev/null", stdout);
   });
-  const RunResult done = setup.train({words, steps}, [&] { disk.enter(); });
-  helper.request_stop();
-  helper.join();
-  INFO(done.err);
-  CHECK(done.exit == 0);
-  CHECK_THAT(done.err, Contains("step 3: [") && Contains("Training continues; the last checkpoint is of step 0."));
-  CHECK(lines_of(done.err).size() < 400 / 3);  // or the last save alone was written
+  int status = 0;
+  ::waitpid(child, &status, WUNTRACED);
+  REQUIRE(WIFSTOPPED(status));
+  CHECK(fs::is_empty(run_ / "checkpoints"));
+  disk.empty();
+  ::kill(child, SIGCONT);
+  ::waitpid(child, &status, 0);
+  const auto lines = lines_of(read_file(said));
+  INFO(read_file(said));
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  REQUIRE(lines.size() == 2);  // the second and third checkpoint had room
+  CHECK_THAT(lines[0], Contains("checkpoints and adapter will need"));
+  CHECK_THAT(lines[1], Contains("step 3: [") && Contains("Training continues; the last checkpoint is of step 0."));
+  CHECK(fs::exists(run_ / "checkpoints/step-00000009"));
   same_result(run_, setup.folder("whole"));
 }
 
@@ -259,7 +274,7 @@ TEST_CASE("training: a run folder on a read-only disk") {
   same_result(disk.path() / "run", setup.folder("whole"));
 }
 
-TEST_CASE("training: data that is empty, none, unreadable or not this model's makes no run folder") {
+TEST_CASE("training: data that is empty, missing, unreadable or packed for another model makes no run folder") {
   const Setup setup;
   const std::string bad = setup.folder("bad.tokens");
   const auto refuse = [&](const auto& matcher, const std::vector<std::string>& words = {}) {
@@ -275,7 +290,8 @@ TEST_CASE("training: data that is empty, none, unreadable or not this model's ma
   write_file(bad, "");
   refuse(Contains("bad.tokens: is empty"));
   write_file(bad, "Once upon a time there was a text that nobody had packed.");
-  refuse(Contains("bad.tokens") && Contains("is not a token file") && Contains("data pack"));
+  refuse(Contains("bad.tokens") && Contains("is not a token file") && Contains("data pack") &&
+         Contains("need the extension .bin") && !Contains("give --raw"));
   const std::string good = read_file(setup.data());
   write_file(bad, good.substr(0, good.size() / 2));
   refuse(Contains("bad.tokens") && Contains("but its header says"));

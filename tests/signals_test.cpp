@@ -196,13 +196,22 @@ TEST_CASE("signals: no file takes the number of a closed standard stream") {
 
 TEST_CASE("signals: results that nobody reads end the program as they end others") {
   const TinyModel model;
-  int ends[2];
-  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-  const pid_t child = start({"inspect", model.path()}, [&] { ::dup2(ends[1], STDOUT_FILENO); });
-  ::close(ends[0]);
-  ::close(ends[1]);
-  const int status = status_of(child);
+  const auto status_with = [&](void (*handler)(int)) {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    const pid_t child = start({"inspect", model.path()}, [&] {
+      ::dup2(ends[1], STDOUT_FILENO);
+      redirect(model.folder / "err", stderr);
+      std::signal(SIGPIPE, handler);
+    });
+    ::close(ends[0]);
+    ::close(ends[1]);
+    return status_of(child);
+  };
+  const int status = status_with(SIG_DFL);
   CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE));
+  CHECK(WEXITSTATUS(status_with(SIG_IGN)) == 1);
+  CHECK_THAT(read_file(model.folder / "err"), Contains("[output] standard output cannot be written: Broken pipe"));
 }
 
 namespace {

@@ -165,7 +165,13 @@ TEST_CASE("usage: errors name the help of the command that was meant") {
   CHECK_THAT(usage_error({"plan", "r", "--flops=-1"}), Contains("-1 is negative; give a number >= 0"));
   CHECK_THAT(usage_error({"eval"}), Contains("tapetune eval needs a command: perplexity, passkey, choice"));
   CHECK_THAT(usage_error({"trian", "--help"}), Contains("\"trian\" is not a command (did you mean train?)"));
-  CHECK_THAT(usage_error({"plan", "r", "--gpu", "24"}), Contains("24 is less than a megabyte; give a unit, as 24GB"));
+  CHECK_THAT(usage_error({"plan", "r", "--gpu", "24"}),
+             Contains("24 is less than a megabyte; write it with its unit, as 24GB;"));
+  CHECK_THAT(usage_error({"plan", "r", "--gpu", "80k"}),
+             Contains("80k is less than a megabyte; write it with its unit, as 80GB;"));
+  CHECK_THAT(usage_error({"plan", "r", "--link", "0.5kB"}), Contains(", as 0.5GB;"));
+  CHECK_THAT(usage_error({"plan", "r", "--gpu", "0"}),
+             Contains("0 is less than a megabyte; write it with its unit, as 80GB;"));
   CHECK_THAT(usage_error({"trian", "x.yaml"}), Contains("\"trian\" is not a command (did you mean train?)"));
   CHECK_THAT(usage_error({"-q", "mrege", "runs/x"}), Contains("did you mean merge?"));
   CHECK_THAT(usage_error({"xyzxyzxyz"}), Contains("\"xyzxyzxyz\" is not a command; see tapetune --help"));
@@ -201,6 +207,8 @@ TEST_CASE("usage: launch asks for -- before a command, and takes only commands t
                    Contains("eval passkey") && Contains("eval choice") && !Contains("merge,"));
   }
   CHECK_THAT(usage_error({"launch", "--nproc", "2", "--", "trian", "x"}), Contains("did you mean train?"));
+  CHECK_THAT(usage_error({"launch", "--nproc", "2", "--", "eval"}),
+             Contains("launch: tapetune eval needs a command: perplexity, passkey, choice; see tapetune eval --help"));
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 

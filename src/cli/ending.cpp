@@ -28,8 +28,8 @@ std::string out_of_memory(const std::string& what) {
     if (bytes > 0) asked = fmt::format(" ({} asked for)", bytes_text(bytes));
   }
   return fmt::format(
-      "[memory] out of memory{}; in training lower micro_batch or set checkpointing=full (tapetune plan tells what a "
-      "recipe needs), else use a shorter context or a smaller model",
+      "[memory] out of memory{}; training needs least with micro_batch=1 and checkpointing=full (tapetune plan tells "
+      "what a recipe needs); beyond that use a shorter context, a smaller model or more memory",
       asked);
 }
 

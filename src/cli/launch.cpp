@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/moment.h"
+#include "core/output.h"
 #include "core/signals.h"
 #include "distributed/meeting_place.h"
 
@@ -83,8 +84,8 @@ class RankProgram {
     ::setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on: a second one would end a rank at once
     at_moment("rank");
     ::execve(program_.c_str(), words.data(), environment.data());
-    constexpr std::string_view text = "error: [launch] the program could not be started again as a rank\n";
-    ::_exit(::write(STDERR_FILENO, text.data(), text.size()) < 0 ? bad_input : bad_input);
+    write_error("error: [launch] the program could not be started as a rank; was its file removed?\n");
+    ::_exit(bad_input);
   }
 
   static constexpr const char* attempt = "0";
@@ -239,6 +240,10 @@ std::vector<std::string> sharing_commands(const CLI::App& app) {
 void require_sharing(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App& command = find_command(app, words);
   if (shares_work(command)) return;
+  if (const auto within = sharing_commands(command); !within.empty()) {  // "eval", of which each command shares work
+    throw UsageError(fmt::format("launch: {0} needs a command: {1}; see {0} --help", command_name(command),
+                                 fmt::join(within, ", ")));
+  }
   throw UsageError(fmt::format("launch: {} runs in one process; run it without launch. Commands that share work: {}",
                                command_name(command), fmt::join(sharing_commands(app), ", ")));
 }

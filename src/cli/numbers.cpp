@@ -40,7 +40,10 @@ CLI::Validator bytes() {
     if (std::string wrong = number(text); !wrong.empty()) return wrong;
     constexpr double least = 1e6;
     if (std::stod(text) >= least) return {};
-    return fmt::format("{} is less than a megabyte; give a unit, as {}GB", written, written);
+    std::size_t digits = 0;
+    const double number_of_gb = std::stod(written, &digits);
+    return fmt::format("{} is less than a megabyte; write it with its unit, as {}GB", written,
+                       number_of_gb * 1e9 >= least ? written.substr(0, digits) : "80");
   };
   return {read, "", ""};
 }

@@ -81,7 +81,7 @@ void print_table(const Plan& plan, const Recipe& recipe, const Given& given) {
     if (recipe.checkpointing != Checkpointing::full) ways.emplace_back("checkpointing=full");
     if (share_batch(recipe, given.ranks).micro_batch > 1) ways.emplace_back("a smaller micro_batch");
     if (recipe.sequence_parallel < given.ranks) ways.emplace_back("a larger sequence_parallel");
-    ways.push_back(given.ranks > 1 ? "more --ranks" : "several --ranks with shard=base");
+    ways.push_back(given.ranks > 1 || recipe.shard == "base" ? "more --ranks" : "several --ranks with shard=base");
     print_out("does not fit {}: try {}\n", bytes_text(given.gpu), fmt::join(ways, ", "));
   }
 }

@@ -50,12 +50,12 @@ void verify_run_folder(const std::string& run, bool json) {
   const RunCheck* first = nullptr;
   std::size_t damaged = 0;
   for (const RunCheck& check : checks) {
-    if (!json) fmt::print("{:<9}  {:<27}  {}\n", check_state_name(check.state), check.part, check.detail);
+    if (!json) print_out("{:<9}  {:<27}  {}\n", check_state_name(check.state), check.part, check.detail);
     if (check.state != RunCheck::State::damaged) continue;
     if (first == nullptr) first = &check;
     ++damaged;
   }
-  if (json) fmt::print("{}\n", to_text(run_checks_json(checks), 2, Json::error_handler_t::replace));
+  if (json) print_out("{}\n", to_text(run_checks_json(checks), 2, Json::error_handler_t::replace));
   if (first == nullptr) return;
   std::fflush(stdout);
   fail("verify", "{}: {} of {} parts {} damaged; the first is {}: {}.", run, damaged, checks.size(),

@@ -20,7 +20,8 @@ void fail_system(const std::string& path, std::string_view doing, int error) {
                        : error == EACCES || error == EPERM || error == EROFS
                            ? "check the permissions or choose another folder"
                        : error == ENOMEM ? "there is not enough memory (or address space: ulimit -v); close other "
-                                           "programs, or use a machine with more"
+                                           "programs, or use a machine with more (tapetune plan tells what a "
+                                           "recipe needs)"
                        : error == EMFILE || error == ENFILE ? "too many files are open; raise the limit (ulimit -n)"
                                                             : "check the path";
   fail("file", "{}: {} failed: {}; {}.", path, doing, errno_text(error), remedy);

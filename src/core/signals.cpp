@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/output.h"
 
 namespace tapetune {
 
@@ -61,7 +62,9 @@ void catch_signals() {
   ::sigaction(SIGHUP, nullptr, &before);
   if (before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an error of write(), like a full disk
-  std::signal(SIGPIPE, SIG_IGN);  // so is a reader that is gone; core/output.h ends programs whose results nobody reads
+  // So is a reader that is gone; core/output.h ends programs whose results nobody reads, unless their parent ignores
+  // it.
+  if (std::signal(SIGPIPE, SIG_IGN) == SIG_IGN) report_closed_pipes();
   const sigset_t all = ending_signals();
   ::pthread_sigmask(SIG_UNBLOCK, &all, nullptr);  // whoever started this may have held them back until now
 }

@@ -41,12 +41,12 @@ double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens) 
   const std::int64_t targets = row.size(0) - 1;
   ForwardInput in;
   in.tokens = row.narrow(0, 0, targets).unsqueeze(0);
-  const double sum =
-      token_losses(model, model.forward(in).last[0], row.narrow(0, 1, targets)).to(at::kDouble).sum().item<double>();
-  if (!std::isfinite(sum)) {
-    throw_not_finite("eval", "the loss is NaN or Inf; the model's weights or its dtype are broken (try --dtype f32).");
-  }
-  return sum;
+  return token_losses(model, model.forward(in).last[0], row.narrow(0, 1, targets)).to(at::kDouble).sum().item<double>();
+}
+
+void require_finite_fingerprint(double fingerprint) {
+  if (std::isfinite(fingerprint)) return;
+  throw_not_finite("eval", "the loss is NaN or Inf; the model's weights or its dtype are broken (try --dtype f32).");
 }
 
 void check_fingerprint(double before, double now) {
@@ -57,6 +57,7 @@ void check_fingerprint(double before, double now) {
 }
 
 void require_same_work(World& world, const Json& settings, double fingerprint) {
+  if (world.size() > 1) require_finite_fingerprint(fingerprint);  // NaN cannot be told to the others
   const std::string remedy = "start all ranks with the same command, on the same files";
   world.require_same("an evaluation", to_text(settings), remedy);
   const std::vector<std::string> losses = world.share(to_text(Json(fingerprint)));

@@ -42,6 +42,8 @@ Value kept_value(const Json& object, const char* key) {
 constexpr double same_model = 1e-5;  // relative; another number of threads moves the last digits of a loss
 // The loss of these tokens.
 double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens);
+// Throws NotFinite where it is NaN or Inf.
+void require_finite_fingerprint(double fingerprint);
 void check_fingerprint(double before, double now);
 
 // How an evaluation goes on to its end.

@@ -120,6 +120,7 @@ PasskeyRun::PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const Pas
     return std::pair(planned(a), a.before) < std::pair(planned(b), b.before);
   });
   fingerprint_ = tapetune::fingerprint(model, tokenizer.encode_prompt(task));
+  require_finite_fingerprint(fingerprint_);
 }
 
 // Tokens of a prompt with its answer: of the first trial, or at most.

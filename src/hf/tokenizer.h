@@ -14,8 +14,8 @@ namespace tapetune {
 
 using TokenIds = std::vector<std::int64_t>;
 
-// A text that is tokenized at once may have this many bytes: the tokenizers crate takes 220 bytes of memory a byte where
-// each one becomes a token, and 60 to 100 for ordinary text.
+// A text that is tokenized at once may have this many bytes: the tokenizers crate takes 220 bytes of memory a byte
+// where each one becomes a token, and 60 to 100 for ordinary text.
 constexpr std::size_t longest_text = 8 << 20;
 
 class TokenStream;
@@ -28,7 +28,8 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Invalid UTF-8 becomes U+FFFD. A text longer than longest_text is refused. special: with the tokens that the checkpoint puts around a text (BOS, EOS).
+  // Invalid UTF-8 becomes U+FFFD. A text longer than longest_text is refused. special: with the tokens that the
+  // checkpoint puts around a text (BOS, EOS).
   TokenIds encode(std::string_view text, bool special = true) const;
   // A text to go on from: without the EOS that some checkpoints put behind every text.
   TokenIds encode_prompt(std::string_view text) const;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dtype.h"
@@ -539,7 +540,8 @@ const NamedRecipe& best_positions(const std::vector<NamedRecipe>& recipes, const
   const std::size_t context = headline_context(result);
   const auto rank = [&](const NamedRecipe& recipe) {
     const Entry& entry = result.entries[static_cast<std::size_t>(&recipe - recipes.data()) + 1];  // the base is first
-    return std::pair(positions_are_method(recipe.recipe), entry.perplexity[0][context].perplexity);
+    return std::tuple(positions_are_method(recipe.recipe, result.base_config.rope), theta_is_method(recipe.recipe),
+                      entry.perplexity[0][context].perplexity);
   };
   return *std::min_element(recipes.begin(), recipes.end(),
                            [&](const NamedRecipe& a, const NamedRecipe& b) { return rank(a) < rank(b); });
@@ -638,7 +640,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   result.protocol = options.plan.protocol;
   for (const Text& text : texts) result.texts.push_back(text.about);
   result.differences = differing_settings(recipes);
-  result.positions = position_groups(recipes);
+  result.positions = position_groups(recipes, result.base_config.rope);
   result.date = utc_time();
   result.machine = machine_name();
   result.threads = at::get_num_threads();
@@ -663,7 +665,8 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     result.entries.push_back(std::move(entry));
   }
   if (result.positions.size() > 1) {
-    result.equal_positions = equal_positions_command(recipes, best_positions(recipes, result), options);
+    result.equal_positions =
+        equal_positions_command(recipes, best_positions(recipes, result), result.base_config.rope, options);
   }
   return result;
 }

@@ -110,7 +110,7 @@ class Trainer {
       }
     }
     const BatchShare& share = layout_.share;
-    if (share.micro_batch < recipe.micro_batch) {
+    if (share.sequences < recipe.micro_batch) {
       note("micro_batch {} is lowered to {}: a batch of {} gives each {} {} sequence{}", recipe.micro_batch,
            share.micro_batch, recipe.batch, recipe.sequence_parallel > 1 ? "group of ranks" : "rank", share.sequences,
            share.sequences == 1 ? "" : "s");

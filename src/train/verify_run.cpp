@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/finite.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/signals.h"
@@ -141,7 +142,7 @@ class RunVerification {
       }
       before = step->get<std::int64_t>();
     }
-    return {State::ok, "", fmt::format("{} lines, up to step {}", number, before)};
+    return {State::ok, "", fmt::format("{}, up to step {}", counted(number, "line"), before)};
   }
 
   RunCheck json_file(const char* name) const {

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy
 import pytest
@@ -100,6 +101,17 @@ def test_traffic(hosts, tapetune, recipe, tmp_path):
     assert losses == pytest.approx([line["loss"] for line in metrics(tmp_path / "alone")], abs=1e-5)
     counted, carried = sum(line["sent_bytes"] for line in lines), hosts.sent()
     assert counted <= carried < 1.15 * counted + 100_000, f"{counted} counted, {carried} carried"
+
+
+def test_rank_0_listens_on_the_interface_of_master_addr(hosts, tapetune, recipe):
+    hosts.start(tapetune.path, ["train", recipe, "--timeout", TIMEOUT], "step:2")
+    wait_until(lambda: stopped(hosts.processes[1].pid), "no step was done")
+    lines = Path(f"/proc/{hosts.processes[0].pid}/net/tcp").read_text().splitlines()[1:]
+    lines6 = Path(f"/proc/{hosts.processes[0].pid}/net/tcp6").read_text().splitlines()[1:]
+    listening = [line.split()[1] for line in lines + lines6 if line.split()[3] == "0A"]
+    address = "".join(f"{int(part):02X}" for part in reversed(ADDRESS.split(".")))
+    assert f"{address}:{29511:04X}" in listening
+    assert {each.split(":")[0] for each in listening} == {address}, listening  # Gloo's own ports too
 
 
 def test_a_short_cut_is_survived(hosts, tapetune, recipe, tmp_path):

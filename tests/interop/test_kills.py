@@ -103,7 +103,7 @@ def test_pack(tapetune, made, tmp_path):
     text = (corpus / "train.txt").read_text()
     (corpus / "train.txt").write_text(text * (5_000_000 // len(text)))  # some batches
     moments = [f"batch:{n}" for n in range(1, 4)] * 4 + ["file:1", "commit:1", "committed:1"] * 6
-    words = ["data", "pack", corpus / "train.txt", "--model", corpus, "--threads", "1"]
+    words = ["data", "pack", corpus / "train.txt", "--model", corpus, "--delimiter", "\n", "--threads", "1"]
     assert one_output(tapetune, tmp_path, words, moments) == 30
 
 

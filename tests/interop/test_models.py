@@ -1,7 +1,11 @@
 """Real models: stories260K and SmolLM2-135M."""
 
 import json
+import os
+import shutil
+import subprocess
 
+import models
 import peer
 import pytest
 import torch
@@ -63,3 +67,28 @@ def test_smollm2_greedy_text(smollm2, tapetune):
     assert prompt + ours["text"] == tokenizer.decode(ids + new)
     uncached = json.loads(tapetune("generate", smollm2, *words, "--no-cache"))
     assert uncached == ours, "with and without the cache"
+
+
+@pytest.mark.slow
+def test_get_smollm2_uses_the_installed_wheel(tapetune, tmp_path):
+    """Without network where tools/setup --full has run, and never over something that is there."""
+    try:
+        models.smollm2_gguf()
+    except models.Missing as missing:
+        pytest.skip(str(missing))
+    out = tmp_path / "smollm2-135m"
+    environment = os.environ | {"TAPETUNE_BIN": str(tapetune.path), "PIP_NO_INDEX": "1"}
+
+    def get():
+        words = [models.ROOT / "tools" / "get-smollm2", out]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = get()
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {out} (" in done.stdout
+    said = tapetune("generate", out, "--prompt", "The capital of France is", "--max-new-tokens", 4).decode()
+    assert "Paris" in said
+    again = get()
+    assert again.returncode == 1
+    assert again.stderr == f"error: [get-smollm2] {out} already exists; remove it, or name another folder\n"
+    shutil.rmtree(out)  # 540 MB

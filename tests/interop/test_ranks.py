@@ -309,6 +309,54 @@ def test_a_signal_stops_all_at_one_step(tapetune, recipe, tmp_path):
     assert metrics(run) == metrics(tmp_path / "whole")
 
 
+def test_forged_words_end_in_one_line(tapetune, recipe, tmp_path):
+    """Somebody who reaches the store ends the run, but the terminal gets one line without control characters."""
+    from torch.distributed import TCPStore
+
+    port = free_port()
+    with Ranks(tapetune.path, command(recipe), 2, port=port, stop_at={1: "step:3"}) as ranks:
+        ranks.wait_stopped(1)
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        store.set("tapetune/0/beat/1", "\033]0;owned\007 x")
+        ended = ranks.end(but=[1])
+    assert_told({0: ended[0]}, "[ranks] rank 1", "sent a heartbeat that is not a number: \\u001b]0;owned\\u0007")
+
+
+def test_interrupted_while_rank_0_saves(tapetune, recipe, tmp_path):
+    """A launcher that sees one rank end may end the others, so that none does before the checkpoint is there."""
+    run = tmp_path / "run"
+    with Ranks(tapetune.path, command(recipe, "save_every=0"), 2, stop_at={0: "saving:1"}) as ranks:
+        wait_until(lambda: steps(run) > 2, "no step was done")
+        ranks.signal(0, signal.SIGTERM)
+        ranks.wait_stopped(0)
+        time.sleep(2)
+        assert ranks.processes[1].poll() is None, "rank 1 ended before rank 0 had saved"
+        ranks.signal(0, signal.SIGTERM)  # as mpirun and torchrun do where a rank has ended
+        ranks.signal(0, signal.SIGCONT)
+        ended = ranks.end()
+    assert_told(ended, "interrupted; saved at step", code=3)
+    assert_goes_on(tapetune, recipe, run)
+
+
+@pytest.mark.slow
+def test_launch_waits_for_a_save_that_takes_long(tapetune, recipe, tmp_path):
+    """Rank 0 saves for longer than launch waits for ranks after a failure; an interruption is none."""
+    run = tmp_path / "run"
+    words = [tapetune.path, "launch", "--nproc", "2", "--", *command(recipe, "save_every=0")]
+    environment = os.environ | {"TAPETUNE_STOP_AT": "saving:1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(list(map(str, words)), env=environment, stderr=subprocess.PIPE, text=True) as launcher:
+        wait_until(lambda: steps(run) > 2, "no step was done")
+        ranks = [int(rank) for rank in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+        launcher.send_signal(signal.SIGTERM)
+        wait_until(lambda: any(stopped(rank) for rank in ranks), "nothing was saved")
+        saving = next(rank for rank in ranks if stopped(rank))
+        time.sleep(17)
+        os.kill(saving, signal.SIGCONT)
+        said = launcher.communicate(timeout=PATIENCE)[1]
+    assert launcher.returncode == 3 and "interrupted; saved at step" in said, said
+    assert_goes_on(tapetune, recipe, run)
+
+
 def test_torchrun_brings_a_run_back(tapetune, recipe, tmp_path):
     """A rank is killed; torchrun restarts all, and the losses continue bit for bit, with four ranks and sharding."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "4"]

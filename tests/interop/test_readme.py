@@ -26,6 +26,12 @@ def commands(text):
     return [re.sub(r"\s+# .*", "", line) for line in test_docs.code_lines(text) if not line.startswith("#")]
 
 
+@pytest.mark.parametrize("page", RUN, ids=test_docs.name)
+def test_no_command_is_in_a_fenced_block(page):
+    """Only the lines of indented blocks are run."""
+    assert not re.search(r"^\s*(```|~~~)", page.read_text(), flags=re.M)
+
+
 def parts():
     """Pages, split where they go to another machine ("### On a laptop"): commands before that left nothing there."""
     for page in RUN:

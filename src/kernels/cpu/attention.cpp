@@ -75,6 +75,9 @@ std::vector<Span> spans_of(const Shape& s, const Cuts& cuts) {
   return spans;
 }
 
+// Of queries with keys and of weights with values.
+std::int64_t products_of(const Shape& s) { return 2 * s.batch * s.heads * s.queries * s.keys * s.width; }
+
 at::Tensor readable(const at::Tensor& x) { return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous(); }
 
 // Row `token` of a head: x is [B, tokens, heads, D].
@@ -89,11 +92,13 @@ float* place(const at::Tensor& x, std::int64_t batch, std::int64_t token, std::i
 }
 
 // The tasks differ in size, so that each thread takes the next as it gets free. Every task writes numbers of its own:
-// who does it changes no bit.
+// who does it changes no bit. All tasks together touch this many `numbers`: few are not worth other threads.
 template <typename Work>
-void share(std::size_t tasks, std::int64_t scratch, const Work& work) {
+void share(std::size_t tasks, std::int64_t numbers, std::int64_t scratch, const Work& work) {
+  if (tasks == 0) return;
   std::atomic<std::size_t> next{0};
-  const auto threads = std::min<std::int64_t>(at::get_num_threads(), static_cast<std::int64_t>(tasks));
+  const auto count = static_cast<std::int64_t>(tasks), grain = grain_of(numbers / count);
+  const auto threads = std::min<std::int64_t>(at::get_num_threads(), (count + grain - 1) / grain);
   at::parallel_for(0, threads, 1, [&](std::int64_t, std::int64_t) {
     const at::Tensor room = at::empty({scratch}, at::kFloat);
     for (std::size_t task = next++; task < tasks; task = next++) work(task, room.mutable_data_ptr<float>());
@@ -170,7 +175,7 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
   auto* first = value_rows.mutable_data_ptr<float>();
   auto* second = also.defined() ? also_rows.mutable_data_ptr<float>() : nullptr;
 
-  share(packings.size(), 0, [&](std::size_t task, float*) {
+  share(packings.size(), total * s.width * (also.defined() ? 3 : 2), 0, [&](std::size_t task, float*) {
     const Packing& p = packings[task];
     const Span& span = spans[p.span];
     const std::int64_t token = span.begin + p.begin, to = offset[p.span] + p.begin;
@@ -183,7 +188,7 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
       loops::copy_rows(extra.data, extra.stride, p.count, s.width, second + to * stride);
     }
   });
-  share(blocks.size(), loops::forward_scratch(s.width), [&](std::size_t task, float* scratch) {
+  share(blocks.size(), products_of(s), loops::forward_scratch(s.width), [&](std::size_t task, float* scratch) {
     const Block& block = blocks[task];
     const Span& span = spans[block.span];
     const std::int64_t to = offset[block.span];
@@ -270,7 +275,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
       if (halve) tasks.push_back({i, h, middle, length, &rest});
     }
   }
-  share(tasks.size(), loops::backward_scratch(std::min(longest, s.queries), s.width),
+  share(tasks.size(), 2 * products_of(s), loops::backward_scratch(std::min(longest, s.queries), s.width),
         [&](std::size_t index, float* scratch) {
           const Task& task = tasks[index];
           const Span& span = spans[task.span];
@@ -297,7 +302,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
                .gradient_stride = s.heads * s.width,
                .scratch = scratch});
         });
-  share(tasks.size(), 0, [&](std::size_t index, float*) {
+  share(rest.defined() ? tasks.size() : 0, d.q.numel(), 0, [&](std::size_t index, float*) {
     const Task& task = tasks[index];
     const Span& span = spans[task.span];
     if (task.begin == 0) return;
