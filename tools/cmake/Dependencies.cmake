@@ -72,6 +72,10 @@ if(NOT (TAPETUNE_SANITIZE OR TAPETUNE_TSAN OR TAPETUNE_FUZZ))
   endif()
 endif()
 
+if(TAPETUNE_SANITIZE)
+  target_sources(tapetune_program INTERFACE ${CMAKE_SOURCE_DIR}/src/core/sanitizer_start.cpp)
+endif()
+
 if(BUILD_TESTING OR NOT DEFINED BUILD_TESTING)
   find_package(Catch2 QUIET) # version 2 or 3
   if(NOT Catch2_FOUND)
