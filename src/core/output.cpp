@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -14,7 +15,7 @@ namespace tapetune {
 
 namespace {
 
-bool pipes_end_program = true;
+std::atomic<bool> pipes_end_program = true;
 
 [[noreturn]] void fail_output(int error) {
   if (error == EPIPE && pipes_end_program) {

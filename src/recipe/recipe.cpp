@@ -7,6 +7,7 @@
 #include <set>
 
 #include "adapters/adapter.h"
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/nearest.h"
@@ -291,8 +292,8 @@ class Reader {
     if (!fine({"schedule.kind"})) return;
     if (fine({"schedule.warmup", "steps"}) && kind != "constant" && warmup >= recipe.steps) {
       report(at({"schedule.warmup", "steps"}),
-             fmt::format("schedule.warmup {} leaves nothing of {} steps for the {} schedule; shorten it.", warmup,
-                         recipe.steps, kind));
+             fmt::format("schedule.warmup {} leaves nothing of {} for the {} schedule; shorten it.", warmup,
+                         counted(recipe.steps, "step"), kind));
     }
     if (!fine({"schedule.min_lr", "optimizer.lr"})) return;
     if (kind == "constant" && min_lr > 0) {
