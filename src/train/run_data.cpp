@@ -182,6 +182,7 @@ void prepare_text(const Recipe& written, const Recipe& recipe, const fs::path& t
 
 std::string token_names(const Recipe& recipe) {
   std::vector<std::string> names;
+  names.reserve(recipe.data.size());
   for (std::size_t i = 0; i < recipe.data.size(); ++i) names.push_back(token_path(recipe, i).string());
   return fmt::format("{}", fmt::join(names, ", "));
 }
