@@ -205,17 +205,24 @@ TAPETUNE_SIMD double softmax_gradient(float* logits, std::int64_t count, std::in
   float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
   for (std::int64_t i = 0; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
-  float total = 0;
-#pragma omp simd reduction(+ : total)
-  for (std::int64_t i = 0; i < count; ++i) {
-    logits[i] = fast_exp(logits[i] - largest);
-    total += logits[i];
+  // In parts: a float that sums a whole vocabulary loses digits, the more the fewer lanes share the sum.
+  constexpr std::int64_t part = 4096;
+  double total = 0;
+  for (std::int64_t begin = 0; begin < count; begin += part) {
+    const std::int64_t end = begin + part < count ? begin + part : count;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = begin; i < end; ++i) {
+      logits[i] = fast_exp(logits[i] - largest);
+      sum += logits[i];
+    }
+    total += static_cast<double>(sum);
   }
-  const float scale = 1.0F / total;
+  const auto scale = static_cast<float>(1.0 / total);
 #pragma omp simd
   for (std::int64_t i = 0; i < count; ++i) logits[i] *= scale;
   logits[target] -= 1.0F;
-  return std::log(static_cast<double>(total)) + (static_cast<double>(largest) - static_cast<double>(chosen));
+  return std::log(total) + (static_cast<double>(largest) - static_cast<double>(chosen));
 }
 
 TAPETUNE_SIMD void matvec_f32(const Product& p, const float* weight, std::int64_t begin, std::int64_t end) {
