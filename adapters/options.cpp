@@ -18,9 +18,11 @@ template <typename T>
 T number(std::string_view key, std::string_view text, T least, T most, std::string_view rule) {
   T value{};
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || rest != text.data() + text.size() || !(value >= least && value <= most)) {
-    fail("method", "{} must be {}, but is \"{}\".", key, rule, text);
+  const bool readable = error == std::errc() && rest == text.data() + text.size();
+  if (std::is_integral_v<T> && readable && value > most) {
+    fail("method", "{} must be at most {}, but is \"{}\".", key, most, text);
   }
+  if (!readable || !(value >= least && value <= most)) fail("method", "{} must be {}, but is \"{}\".", key, rule, text);
   return value;
 }
 

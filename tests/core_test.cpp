@@ -1,6 +1,5 @@
-#include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -203,11 +202,7 @@ void without_rename_flags(bool links) {
     const std::vector<sock_filter> more = refuse(SYS_link, 1, EPERM);  // the new name's address is not 0
     code.insert(code.end(), more.begin(), more.end());
   }
-  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-  const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    ::_exit(3);
-  }
+  filter_calls(std::move(code));
 }
 
 // Whether this, in a process on such a file system, does not throw.
@@ -359,6 +354,26 @@ TEST_CASE("mapping says what is wrong with a file") {
   CHECK_THROWS_WITH(MappedFile::open(folder / "none"), Contains("No such file"));
   CHECK_THROWS_WITH(MappedFile::open(folder / "empty"), Contains("is empty"));
   CHECK_THROWS_WITH(MappedFile::open(folder.path()), Contains("not a regular file"));
+}
+
+TEST_CASE("files and folders are as readable and writable as the umask allows") {
+  const TempFolder folder;
+  const mode_t before = ::umask(0002);
+  WholeFile file(folder / "file", false);
+  file.write("x");
+  file.commit();
+  StagedFolder staged(folder / "folder", false);
+  OutputFile(staged.path() / "inside").finish();
+  staged.commit();
+  ::umask(before);
+  const auto mode = [&](const char* name) { return static_cast<unsigned>(fs::status(folder / name).permissions()); };
+  CHECK(mode("file") == 0664);
+  CHECK(mode("folder") == 0775);
+  CHECK(mode("folder/inside") == 0664);
+}
+
+TEST_CASE("JSON of a name that is not UTF-8 is written with U+FFFD in its place") {
+  CHECK(to_text(Json{{"path", "bad\xffname"}}) == "{\"path\":\"bad\uFFFDname\"}");
 }
 
 TEST_CASE("JSON errors name the file and the line") {

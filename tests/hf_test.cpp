@@ -1,3 +1,10 @@
+#include <linux/seccomp.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "catch.h"
 #include "core/error.h"
 #include "hf/hash.h"
@@ -101,6 +108,31 @@ TEST_CASE("hash: BLAKE3, however the bytes are cut") {
   parts.add("bc");
   CHECK(whole.hex() == "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85");
   CHECK(parts.hex() == whole.hex());
+}
+
+TEST_CASE("hash: where no thread can be started, one does the work") {
+  const std::string bytes(1 << 20, 'x');
+  const auto digest = [&] {
+    Hasher hasher;
+    hasher.add(bytes);
+    return hasher.hex();
+  };
+  // The child first: the pool of threads is made once in a process.
+  const TempFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    filter_calls({BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+                  BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),  // then clone is called
+                  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 1),
+                  BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN)});
+    write_file(folder / "digest", digest());
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(status == 0);
+  CHECK(read_file(folder / "digest") == digest());
 }
 
 }  // namespace hf_test

@@ -344,6 +344,9 @@ TEST_CASE("recipe: settings go over the file, with the same checks") {
   refused(right, "command line: unknown key \"stpes\" (did you mean steps?)", {"stpes=20"});
   refused(right, "command line: unknown key \"optimizer.rl\"", {"optimizer.rl=20"});
   refused(right, "command line: steps must be an integer >= 1, but is \"ten\"", {"steps=ten"});
+  refused(right, "command line: steps must be at most 2147483648, but is \"9000000000\"", {"steps=9000000000"});
+  refused(right, "command line: adapter.rank must be at most 65536, but is \"70000\"", {"adapter.rank=70000"});
+  refused(right, "command line: model must be a folder whose path is UTF-8", {"model=bad\xffname"});
   refused(right, "\"fast\" is not a setting; write key=value", {"fast"});
   refused(right, "\"=3\" is not a setting", {"=3"});
   refused(right, "data is not YAML", {"data=[a"});

@@ -369,6 +369,7 @@ TEST_CASE("numbers on the command line take decimal suffixes, and a context asks
   };
   refused(plan({"--flops", "fast"}), "--flops: \"fast\" is not a number; write it as 1.5e14, 150T or 80GB");
   refused(plan({"--threads", "0"}), "--threads: \"0\" is not an integer >= 1");
+  refused(plan({"--threads", "100000"}), "--threads: 100000 is more than 1024; give the number of cores");
   const auto eval = [&](std::vector<std::string> words) {
     words.insert(words.begin(), {"eval", "perplexity", setup.model.path(), "--data", setup.book()});
     return run(words);

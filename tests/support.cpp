@@ -1,6 +1,8 @@
 #include "support.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -311,6 +313,14 @@ double most_memory(const std::function<void()>& work) {
   counter.start();
   work();
   return counter.most();
+}
+
+void filter_calls(std::vector<sock_filter> code) {
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ::_exit(3);
+  }
 }
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <linux/filter.h>
 #include <sys/types.h>
 
 #include <filesystem>
@@ -106,6 +107,9 @@ LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype);
 
 // The most bytes that tensors hold at a time meanwhile, on all threads, besides those that were there before.
 double most_memory(const std::function<void()>& work);
+
+// Lets system calls of this process fail by the seccomp rules `code`, for ever: for children. All others are allowed.
+void filter_calls(std::vector<sock_filter> code);
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b);
 

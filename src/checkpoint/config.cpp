@@ -114,8 +114,7 @@ class Reader {
   }
 
   [[noreturn]] void bad(const char* key, std::string_view rule, const Json& value) const {
-    fail("config", "{}: {}{} {}, but is {}.", where_, prefix_, key, rule,
-         to_text(value, -1, Json::error_handler_t::replace));
+    fail("config", "{}: {}{} {}, but is {}.", where_, prefix_, key, rule, to_text(value));
   }
 
  private:

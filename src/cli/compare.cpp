@@ -32,7 +32,7 @@ void add_compare(CLI::App& app) {
                    "YAML or JSON file with what to evaluate: data, contexts, protocol, stride, limit, passkey "
                    "{contexts, depths, trials, seed} (default: sliding window perplexity on the held-out data, up to "
                    "twice the training context)");
-  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
   add_together(*verb, options->together);
   verb->footer(
       "Finished runs and evaluations are kept: rerun the same command to resume after Ctrl-C or a crash.\n"

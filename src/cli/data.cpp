@@ -50,7 +50,7 @@ void add_pack(CLI::App& app) {
       ->transform(CLI::Transformer(frames))
       ->default_str("auto");
   verb->add_flag("--strip", options->strip, "Strip white space from both ends of each document");
-  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
   verb->add_flag("--force", options->replace, "Replace an existing token file");
   verb->footer(
       "example: tapetune data pack books/ 'more/*.jsonl.zst' --model /models/Llama-2-7b-hf --out books.tokens");

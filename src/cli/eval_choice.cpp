@@ -67,7 +67,7 @@ void write_details(const ChoiceRun& run, const std::string& path) {
                     {"log_likelihoods", run.log_likelihoods()[i]},
                     {"chosen", best},
                     {"chosen_norm", best_norm}};
-    file.write(to_text(line, -1, Json::error_handler_t::replace) + "\n");
+    file.write(to_text(line) + "\n");
   }
   file.commit();
 }

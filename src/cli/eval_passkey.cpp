@@ -86,7 +86,7 @@ void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std:
                     {"answer_tokens", *trial.answer},
                     {"answer", tokenizer.decode(*trial.answer)},
                     {"correct", run.judge().is_correct(*trial.answer, prompt.key)}};
-    file.write(to_text(line, -1, Json::error_handler_t::replace) + "\n");
+    file.write(to_text(line) + "\n");
   }
   file.commit();
 }

@@ -147,7 +147,7 @@ void run(const Options& options) {
         line["text"] = rest_of_text(results[i].tokens);
       }
       line["stopped"] = stop_name(results[i].stop);
-      put(to_text(line, -1, Json::error_handler_t::replace) + "\n");
+      put(to_text(line) + "\n");
     } else if (streaming) {
       if (!stream) echo(prompts.front());
       put(stream->finish() + "\n");

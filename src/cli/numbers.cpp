@@ -22,6 +22,17 @@ CLI::Validator whole_number(std::int64_t least) {
   return {read, "", ""};
 }
 
+CLI::Validator thread_count() {
+  const CLI::Validator number = whole_number(1);
+  const auto read = [number](std::string& text) -> std::string {
+    constexpr int most =
+        1024;  // of a system's tens of thousands: OpenMP and others end the program where it has no more
+    if (std::string wrong = number(text); !wrong.empty()) return wrong;
+    return std::stoll(text) > most ? fmt::format("{} is more than {}; give the number of cores", text, most) : "";
+  };
+  return {read, "", ""};
+}
+
 CLI::Validator amount() {
   const auto read = [](std::string& text) -> std::string {
     const std::optional<double> value = parse_amount(text);

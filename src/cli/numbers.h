@@ -9,6 +9,8 @@ namespace tapetune::cli {
 
 // 2000 or 2k; k, M, G and T are decimal.
 CLI::Validator whole_number(std::int64_t least);
+// From 1 to more than any machine has cores.
+CLI::Validator thread_count();
 // 1.5e14, 150T or 80GB, not below 0.
 CLI::Validator amount();
 // 80GB; a number so small that its unit was forgotten is refused.

@@ -20,7 +20,7 @@ void ModelOptions::add_to(CLI::App& verb, bool seeded) {
   verb.add_option("--dtype", dtype, "Compute dtype: auto, f32, bf16 or f64 (weights stay as stored)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "f64"}));
   verb.add_option("--device", device, device_help);
-  verb.add_option("--threads", threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb.add_option("--threads", threads, "CPU threads (default: all cores)")->transform(thread_count());
   auto* adapted = verb.add_option("--adapter", adapter, "Folder of an adapter in PEFT's format");
   std::string names;
   for (const Method& each : methods()) names += fmt::format("{}{}", names.empty() ? "" : ", ", each.name);

@@ -118,7 +118,7 @@ void add_plan(CLI::App& app) {
       ->transform(bytes());
   verb->add_option("--link", options->given.link, "Bytes that a rank sends per second, as 50GB")->transform(bytes());
   verb->add_flag("--no-probe", options->no_probe, "Do not time a few short steps on this machine");
-  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
   verb->add_flag("--json", options->json, "The plan as JSON");
   verb->footer(
       "example: tapetune plan llama2-7b-8k/tape model=/models/Llama-2-7b-hf shard=base --ranks 8 --gpu 80GB --flops "

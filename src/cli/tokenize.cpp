@@ -64,7 +64,7 @@ void decode_lines(const Tokenizer& tokenizer, std::istream& in, bool skip_specia
       if (!id.is_number_integer()) fail("tokenizer", "{}: {} is not a token id.", where, to_text(id));
       tokens.push_back(id.get<std::int64_t>());
     }
-    print_out("{}\n", to_text(Json(tokenizer.decode(tokens, skip_special)), -1, Json::error_handler_t::replace));
+    print_out("{}\n", to_text(Json(tokenizer.decode(tokens, skip_special))));
   }
 }
 

@@ -72,7 +72,7 @@ void add_train(CLI::App& app) {
   verb->add_option("recipe", options->recipe, "A recipe file, the name of a shipped one, or a run folder to resume")
       ->required();
   verb->add_option("settings", options->words, "key=value overrides: model, data, run, steps, optimizer.lr, …");
-  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
   verb->add_flag("--timing", options->timing, "Print when the first step began, on the monotonic clock, to stderr");
   add_together(*verb, options->together);
   verb->footer(

@@ -55,7 +55,7 @@ void verify_run_folder(const std::string& run, bool json) {
     if (first == nullptr) first = &check;
     ++damaged;
   }
-  if (json) print_out("{}\n", to_text(run_checks_json(checks), 2, Json::error_handler_t::replace));
+  if (json) print_out("{}\n", to_text(run_checks_json(checks), 2));
   if (first == nullptr) return;
   std::fflush(stdout);
   fail("verify", "{}: {} of {} parts {} damaged; the first is {}: {}.", run, damaged, checks.size(),
@@ -88,7 +88,7 @@ void add_verify(CLI::App& app) {
           "--logits-tolerance", options->logits_tolerance,
           "Largest difference between logits, relative to the largest (default: 1e-4; 0.05 for bf16 and f16 weights)")
       ->transform(amount());
-  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(whole_number(1));
+  verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
   verb->add_flag("--json", options->json, "Print the result as JSON");
   verb->footer(
       "example: tapetune verify runs/lora models/lora-8k\n"

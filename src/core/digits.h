@@ -21,8 +21,9 @@ std::string counted(Count count, std::string_view thing) {
   return fmt::format("{} {}{}", grouped(count), thing, count == 1 ? "" : "s");
 }
 
-// "850 MB", "1.2 GB"
+// "24 kB", "850 MB", "1.2 GB"
 inline std::string bytes_text(double bytes) {
+  if (bytes > 0 && bytes < 1e6) return fmt::format("{:.0f} kB", bytes / 1e3);
   return bytes < 1e9 ? fmt::format("{:.0f} MB", bytes / 1e6) : fmt::format("{:.1f} GB", bytes / 1e9);
 }
 

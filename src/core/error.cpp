@@ -23,7 +23,9 @@ void fail_system(const std::string& path, std::string_view doing, int error) {
                                            "programs, or use a machine with more (tapetune plan tells what a "
                                            "recipe needs)"
                        : error == EMFILE || error == ENFILE ? "too many files are open; raise the limit (ulimit -n)"
-                                                            : "check the path";
+                       : error == EFBIG ? "raise the limit on file sizes (ulimit -f), or choose a file system that "
+                                          "allows larger files"
+                                        : "check the path";
   fail("file", "{}: {} failed: {}; {}.", path, doing, errno_text(error), remedy);
 }
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <vector>
 
+#include "core/digits.h"
 #include "core/error.h"
 #include "core/moment.h"
 #include "core/partial.h"
@@ -112,7 +113,7 @@ std::string read_text(const fs::path& path, std::uint64_t limit) {
 }
 
 OutputFile::OutputFile(fs::path path) : path_(std::move(path)) {
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (descriptor_ < 0) fail_system(path_.string(), "creating", errno);
 }
 
@@ -309,9 +310,8 @@ void require_space(const fs::path& path, std::uint64_t bytes) {
   std::error_code status;
   const fs::space_info space = fs::space(parent_of(path), status);
   if (!status && space.available < bytes) {
-    fail("output",
-         "{}: {:.2f} GB are to be written, but the disk has {:.2f} GB left; free some space or choose another disk.",
-         path.string(), static_cast<double>(bytes) / 1e9, static_cast<double>(space.available) / 1e9);
+    fail("output", "{}: {} are to be written, but the disk has {} left; free some space or choose another disk.",
+         path.string(), bytes_text(static_cast<double>(bytes)), bytes_text(static_cast<double>(space.available)));
   }
 }
 

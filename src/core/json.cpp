@@ -34,8 +34,8 @@ Json parse_json(std::string_view text, std::string_view component, std::string_v
 
 Json from_text(std::string_view text) { return Json::parse(text); }
 
-std::string to_text(const Json& json, int indent, Json::error_handler_t bad) {
-  return json.dump(indent, ' ', /*ensure_ascii=*/false, bad);
+std::string to_text(const Json& json, int indent) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 }  // namespace tapetune

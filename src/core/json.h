@@ -15,8 +15,9 @@ using Json = nlohmann::ordered_json;
 Json parse_json(std::string_view text, std::string_view component, std::string_view where);
 
 // Json::parse and dump, compiled once: in every file that calls them they would cost three seconds. The first is for
-// text of our own making; the second fails on strings that are no UTF-8 unless told to replace what is none.
+// text of our own making; the second writes U+FFFD for what is not UTF-8, as file names may be: a checkpoint must not
+// fail for a name.
 Json from_text(std::string_view text);
-std::string to_text(const Json& json, int indent = -1, Json::error_handler_t bad = Json::error_handler_t::strict);
+std::string to_text(const Json& json, int indent = -1);
 
 }  // namespace tapetune

@@ -76,7 +76,7 @@ class TargetLock {
   explicit TargetLock(const fs::path& target, bool wait = true)
       : path_(target.parent_path() / fmt::format(".{}.lock", stem_of(target.filename().string()))) {
     while (true) {
-      descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+      descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
       if (descriptor_ < 0) return;
       if (::flock(descriptor_, LOCK_EX | (wait ? 0 : LOCK_NB)) != 0) {
         held_ = errno != EWOULDBLOCK;
@@ -125,7 +125,7 @@ Partial::Partial(const fs::path& target, Kind kind) : target_(fs::absolute(targe
     path_ = folder / hidden_name(name, partial_mark);
     const bool made = file || ::mkdir(path_.c_str(), 0777) == 0;
     const int flags = file ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY | O_DIRECTORY;
-    if (made) descriptor_ = ::open(path_.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (made) descriptor_ = ::open(path_.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (descriptor_ < 0) {
       const int error = errno;
       if (made && !file) ::rmdir(path_.c_str());

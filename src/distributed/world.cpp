@@ -308,7 +308,7 @@ std::vector<std::string> World::share(const std::string& text) {
   if (leads() && !m.shared.empty()) m.asking([&] { m.store->deleteKey(m.shared); });
   m.shared = fmt::format("announce/{}", m.talks);
   // What ranks say need not be UTF-8, of which JSON consists.
-  const std::string text_of_all = announce(leads() ? to_text(Json(all), -1, Json::error_handler_t::replace) : "");
+  const std::string text_of_all = announce(leads() ? to_text(Json(all)) : "");
   const Json list = json_of_rank(0, text_of_all);
   const bool texts =
       list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& j) { return j.is_string(); });

@@ -33,7 +33,7 @@ std::string settings_of(const MethodOptions& method) {
 }
 
 // A Python string; JSON's escapes are Python's.
-std::string python_text(const std::string& text) { return to_text(Json(text), -1, Json::error_handler_t::replace); }
+std::string python_text(const std::string& text) { return to_text(Json(text)); }
 
 std::string rope_text(const RopeConfig& rope) {
   std::string text = fmt::format("{}, theta {:g}", rope_type_name(rope.type), rope.theta);
@@ -107,7 +107,7 @@ std::string provenance(const Origin& origin, std::string_view what) {
   json["method"] = method_json(origin.method);
   if (origin.step) json[origin.finished ? "step" : "unfinished_at_step"] = *origin.step;
   json["recipe"] = origin.recipe.empty() ? Json() : Json(origin.recipe);
-  return to_text(json, 2, Json::error_handler_t::replace) + "\n";
+  return to_text(json, 2) + "\n";
 }
 
 std::string model_card(const Origin& origin, const ModelConfig& config, const fs::path& folder) {

@@ -8,6 +8,7 @@
 
 #include "adapters/adapter.h"
 #include "core/nearest.h"
+#include "data/utf8.h"
 
 namespace tapetune::schema {
 
@@ -74,7 +75,11 @@ Field number(std::string name, Access<T> access, T least, T most, std::string ru
   const std::string type = std::is_integral_v<T> ? "whole number" : "number";
   const auto set = [=](Recipe& recipe, const YamlNode& node, const Report& report) {
     T value{};
-    if (node.kind != Kind::scalar || !parse_number(node.text, value) || !(value >= least && value <= most)) {
+    const bool readable = node.kind == Kind::scalar && parse_number(node.text, value);
+    if (std::is_integral_v<T> && readable && value > most) {
+      return report(node, must_be(name, fmt::format("at most {}", most), node));
+    }
+    if (!readable || !(value >= least && value <= most)) {
       const std::string_view kind = std::is_integral_v<T> ? "an integer" : "a number";
       return report(node, must_be(name, fmt::format("{} {}", kind, rule), node));
     }
@@ -182,6 +187,12 @@ Field model_field() {
       needed(text("model", in(&Recipe::model), "folder",
                   "Hugging Face folder of the base model; or a map of the keys below, to train from scratch"));
   field.get = [get = field.get](Recipe& recipe) { return recipe.init ? "" : get(recipe); };
+  field.set = [set = field.set](Recipe& recipe, const YamlNode& node, const Report& report) {
+    if (node.kind == Kind::scalar && count_invalid_utf8(node.text) != 0) {
+      return report(node, must_be("model", "a folder whose path is UTF-8, so that recipe.yaml can record it", node));
+    }
+    set(recipe, node, report);
+  };
   return field;
 }
 

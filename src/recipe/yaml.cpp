@@ -98,7 +98,7 @@ std::string yaml_scalar(std::string_view text) {
                     std::string_view("-=@%").find(text[0]) == std::string_view::npos && text != "null" &&
                     text != "Null" && text != "NULL";
   // A JSON string is a YAML one.
-  return safe ? std::string(text) : to_text(Json(text), -1, Json::error_handler_t::replace);
+  return safe ? std::string(text) : to_text(Json(text));
 }
 
 }  // namespace tapetune

@@ -109,7 +109,7 @@ void write_inputs(const fs::path& run, const Recipe& recipe) {
     inputs["weights"] = stamps_of(find_recorded(recipe.model, run, before));
   }
   WholeFile out(run / inputs_file, true);
-  out.write(to_text(inputs, 2, Json::error_handler_t::replace) + "\n");
+  out.write(to_text(inputs, 2) + "\n");
   out.commit();
 }
 

@@ -26,9 +26,7 @@ namespace {
 std::int64_t modified(const fs::path& path) { return fs::last_write_time(path).time_since_epoch().count(); }
 
 // A file name as JSON keeps it, which is UTF-8: what is none is replaced.
-std::string utf8_name(const std::string& name) {
-  return from_text(to_text(Json(name), -1, Json::error_handler_t::replace)).get<std::string>();
-}
+std::string utf8_name(const std::string& name) { return from_text(to_text(Json(name))).get<std::string>(); }
 
 // What a token file was packed from.
 Json sources_of(const std::string& text) {

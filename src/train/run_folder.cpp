@@ -171,7 +171,7 @@ bool RunFolder::claim(const fs::path& run) {
   fs::create_directories(run, status);
   if (status) fail("train", "{}: cannot be created: {}; choose another run folder.", run.string(), status.message());
   const bool fresh = !is_there(run / "lock");
-  const int lock = ::open((run / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  const int lock = ::open((run / "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (lock < 0) {
     fail("train", "{}: cannot be written: {}; choose another run folder.", (run / "lock").string(), errno_text(errno));
   }
@@ -185,7 +185,7 @@ RunFolder::RunFolder(const Recipe& recipe, const std::string& version) : path_(r
   fs::create_directories(path_, status);
   if (status) fail("train", "{}: cannot be created: {}; choose another run folder.", path_.string(), status.message());
   const fs::path lock = path_ / "lock";
-  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (lock_ < 0) {
     fail("train", "{}: cannot be written: {}; choose another run folder.", lock.string(), errno_text(errno));
   }
