@@ -1,5 +1,4 @@
 // Files cannot make a terminal do anything: what they contain is printed with control characters escaped.
-#include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,28 +19,11 @@ namespace {
 
 const std::string red = "\033[31m";
 
-// What a command prints, with a pseudoterminal for its output.
-std::string on_terminal(std::vector<std::string> words) {
-  int terminal = -1;
-  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    ::setenv("NO_COLOR", "1", 1);
-    std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(tapetune_binary, argv.data());
-    ::_exit(127);
-  }
-  std::string text;
-  char bytes[256];
-  for (ssize_t count = 0; (count = ::read(terminal, bytes, sizeof bytes)) > 0;) {
-    text.append(bytes, static_cast<std::size_t>(count));
-  }
-  ::waitpid(child, nullptr, 0);
-  ::close(terminal);
-  return text;
+// What a command prints on a terminal, without colors of its own.
+std::string plain_terminal(const std::vector<std::string>& words) {
+  const std::optional<std::string> text = on_terminal(words, [] { ::setenv("NO_COLOR", "1", 1); });
+  REQUIRE(text);
+  return *text;
 }
 
 // A tokenizer whose token 60 is the escape character.
@@ -136,13 +118,13 @@ TEST_CASE("escape: text of documents and models is exact in a pipe and escaped o
   writer.commit();
   const std::vector<std::string> show{"data", "show", (model.folder / "d.tokens").string(), "--model", model.path()};
   CHECK_THAT(run(show).out, Contains("a\033b"));
-  const std::string shown = on_terminal(show);
+  const std::string shown = plain_terminal(show);
   CHECK_THAT(shown, Contains("a\\u001bb"));
   CHECK(shown.find('\033') == std::string::npos);
 
   const std::vector<std::string> generate{"generate", model.path(), "--tokens", "8,60,9", "--max-new-tokens", "1"};
   CHECK_THAT(run(generate).out, Contains("a\033b"));
-  const std::string generated = on_terminal(generate);
+  const std::string generated = plain_terminal(generate);
   CHECK_THAT(generated, Contains("a\\u001bb"));
   CHECK(generated.find('\033') == std::string::npos);
 }

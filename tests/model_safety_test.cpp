@@ -8,6 +8,7 @@
 #include "data/token_file.h"
 #include "report/comparison.h"
 #include "support.h"
+#include "training_setup.h"
 
 namespace model_safety_test {
 
@@ -17,50 +18,27 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A tiny model, a token file, and a recipe.
-struct Setup {
-  explicit Setup(const std::string& adapter = "{method: lora, rank: 2}") {
-    tiny_tokens(model, data(), 4000);
-    write_file(recipe(), fmt::format("# tapetune train mine.yaml\nmodel: {}\ndata: {}\nrun: {}\ncontext: 16\n"
-                                     "adapter: {}\nsteps: 12\nbatch: 4\noptimizer: {{lr: 1.0e-3}}\nsave_every: 3\n"
-                                     "dtype: f32\n",
-                                     model.path(), data(), folder().string(), adapter));
-  }
-  std::string data() const { return (model.folder / "data.tokens").string(); }
-  std::string recipe() const { return (model.folder / "mine.yaml").string(); }
-  fs::path folder(const std::string& name = "run") const { return model.folder / name; }
-  RunResult train(std::vector<std::string> words = {}) const {
-    words.insert(words.begin(), {"train", recipe(), "--threads", "1"});
-    return run(words);
-  }
-  void change_weight(const std::string& name, std::int64_t index, double value) const {
-    auto tensors = load_tensors(model / "model.safetensors");
-    for (auto& [key, tensor] : tensors) tensor = tensor.clone();
-    tensors.at(name).view(-1)[index] = value;
-    save_safetensors(model / "model.safetensors", tensors, true, {{"format", "pt"}});
-  }
-  TinyModel model;
-};
+using Setup = TrainingSetup;
 
-template <typename Matcher>
-void refused(const RunResult& result, const Matcher& matcher) {
-  CHECK(result.exit == 1);
-  CHECK_THAT(result.err, matcher);
-  CHECK(lines_of(result.err).size() == 1);
-  CHECK(result.err.rfind("error: [", 0) == 0);
+void change_weight(const Setup& setup, const std::string& name, std::int64_t index, double value) {
+  const fs::path file = setup.model / "model.safetensors";
+  auto tensors = load_tensors(file);
+  for (auto& [key, tensor] : tensors) tensor = tensor.clone();
+  tensors.at(name).view(-1)[index] = value;
+  save_safetensors(file, tensors, true, {{"format", "pt"}});
 }
 
 // All weights train, and a token that no text has gets an embedding that one step of weight decay makes infinite.
 const std::vector<std::string> overflowing{"optimizer.lr=1e12", "optimizer.weight_decay=1e12"};
-void plant_overflow(const Setup& setup) { setup.change_weight("model.embed_tokens.weight", 0, 1e16); }
+void plant_overflow(const Setup& setup) { change_weight(setup, "model.embed_tokens.weight", 0, 1e16); }
 
 }  // namespace
 
 TEST_CASE("training: an epsilon that is 0 in f32 is refused") {
   const Setup setup;
   for (const char* eps : {"1e-300", "1e-40", "0", "-1e-8"}) {
-    refused(setup.train({fmt::format("optimizer.eps={}", eps), "steps=1"}),
-            Contains("optimizer.eps must be a number >= 1.2e-38"));
+    refused_in_a_line(setup.train({fmt::format("optimizer.eps={}", eps), "steps=1"}),
+                      Contains("optimizer.eps must be a number >= 1.2e-38"));
   }
   CHECK_FALSE(fs::exists(setup.folder()));
 }
@@ -96,7 +74,7 @@ TEST_CASE("ranks: parameters that a step made Inf, and a held-out loss that is N
     CHECK_FALSE(fs::exists(setup.folder() / "adapter"));
   }
   const Setup setup;
-  setup.change_weight("model.embed_tokens.weight", 0, NAN);
+  change_weight(setup, "model.embed_tokens.weight", 0, NAN);
   TokenFileInfo info = TokenFile::open(setup.data()).info();
   {
     TokenFileWriter writer(setup.data(), true, info);
@@ -126,7 +104,7 @@ TEST_CASE("generate and eval passkey refuse weights with NaN or Inf by name, and
         std::pair("model.layers.0.self_attn.k_proj.weight", INFINITY)}) {
     INFO(name);
     const Setup setup;
-    setup.change_weight(name, 5, value);
+    change_weight(setup, name, 5, value);
     const std::string expected = fmt::format("[model] {}: {} has NaN or Inf", setup.model.path(), name);
     for (const std::vector<std::string>& words :
          {std::vector<std::string>{"generate", setup.model.path(), "--prompt", "abc"},
@@ -147,7 +125,7 @@ TEST_CASE("generate and eval passkey refuse weights with NaN or Inf by name, and
   tensors.at("base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight")[1][1] = NAN;
   save_safetensors(file, tensors, true, {{"format", "pt"}});
   const RunResult result = run({"generate", setup.folder().string(), "--prompt", "abc"});
-  refused(result, Contains("model.layers.0.self_attn.v_proj.lora_B.weight has NaN or Inf"));
+  refused_in_a_line(result, Contains("model.layers.0.self_attn.v_proj.lora_B.weight has NaN or Inf"));
   CHECK(result.out.empty());
 }
 
@@ -156,16 +134,17 @@ TEST_CASE("convert refuses numbers that the dtype cannot hold, and NaN in any, a
   const auto convert = [&](const std::string& dtype) {
     return run({"convert", setup.model.path(), "--out", setup.model.out(), "--dtype", dtype});
   };
-  setup.change_weight("model.norm.weight", 3, 1e30);
-  refused(convert("f16"), Contains("model.norm.weight: has NaN or Inf in f16, whose largest number is 65504; use "
-                                   "--dtype bf16; nothing was written"));
+  change_weight(setup, "model.norm.weight", 3, 1e30);
+  refused_in_a_line(convert("f16"),
+                    Contains("model.norm.weight: has NaN or Inf in f16, whose largest number is 65504; use "
+                             "--dtype bf16; nothing was written"));
   CHECK_FALSE(fs::exists(setup.model.out()));
   CHECK(convert("bf16").exit == 0);
   fs::remove_all(setup.model.out());
   for (const double value : {double{NAN}, double{INFINITY}}) {
-    setup.change_weight("model.norm.weight", 3, value);
+    change_weight(setup, "model.norm.weight", 3, value);
     for (const char* dtype : {"keep", "f32", "f16"}) {
-      refused(convert(dtype), Contains("model.norm.weight: has NaN or Inf: the model is damaged"));
+      refused_in_a_line(convert(dtype), Contains("model.norm.weight: has NaN or Inf: the model is damaged"));
       CHECK_FALSE(fs::exists(setup.model.out()));
     }
   }
@@ -174,7 +153,7 @@ TEST_CASE("convert refuses numbers that the dtype cannot hold, and NaN in any, a
 TEST_CASE("import refuses a GGUF file with NaN by the tensor's name, and writes nothing") {
   const Setup setup;
   const float marked = 1234.5F, nan = NAN;
-  setup.change_weight("model.norm.weight", 3, marked);
+  change_weight(setup, "model.norm.weight", 3, marked);
   const std::string file = setup.folder("x.gguf").string();
   REQUIRE(run({"export", setup.model.path(), "--gguf", "f32", "--out", file}).exit == 0);
   std::string bytes = read_file(file), pattern(sizeof marked, '\0');
@@ -183,7 +162,7 @@ TEST_CASE("import refuses a GGUF file with NaN by the tensor's name, and writes 
   REQUIRE(place != std::string::npos);
   std::memcpy(bytes.data() + place, &nan, sizeof nan);
   write_file(file, bytes);
-  refused(run({"import", file, "--out", setup.model.out()}), Contains("model.norm.weight: has NaN or Inf"));
+  refused_in_a_line(run({"import", file, "--out", setup.model.out()}), Contains("model.norm.weight: has NaN or Inf"));
   CHECK_FALSE(fs::exists(setup.model.out()));
 }
 
@@ -208,7 +187,8 @@ TEST_CASE("carried files: links out of a model's folder are refused, those of th
   const fs::path secret = setup.folder("secret");
   write_file(secret, "not for the world");
   fs::create_symlink(secret, snapshot / "chat_template.jinja");
-  refused(convert(snapshot), Contains("chat_template.jinja: is a link to " + secret.string() + ", outside of the"));
+  refused_in_a_line(convert(snapshot),
+                    Contains("chat_template.jinja: is a link to " + secret.string() + ", outside of the"));
   CHECK_FALSE(fs::exists(setup.model.out()));
   // Within the folder a link is as good as a file.
   fs::create_symlink("tokenizer.json", setup.model / "vocab.json");

@@ -1,9 +1,6 @@
 // What a run never destroys and never goes on with: files of others, data that changed, and damaged checkpoints.
-#include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <random>
@@ -12,6 +9,7 @@
 #include "core/json.h"
 #include "data/token_file.h"
 #include "support.h"
+#include "training_setup.h"
 
 namespace run_safety_test {
 
@@ -22,34 +20,7 @@ using Catch::Matchers::StartsWith;
 
 namespace {
 
-// A tiny model, a token file, and a recipe with checkpoints of steps 3, 6, 9 and 12, of which two are kept.
-struct Setup {
-  explicit Setup(const std::string& adapter = "{method: lora, rank: 2}") {
-    tiny_tokens(model, data(), 4000);
-    write_file(recipe(), fmt::format("# tapetune train mine.yaml\nmodel: {}\ndata: {}\nrun: {}\ncontext: 16\n"
-                                     "adapter: {}\nsteps: 12\nbatch: 4\noptimizer: {{lr: 1.0e-3}}\nsave_every: 3\n"
-                                     "dtype: f32\n",
-                                     model.path(), data(), folder().string(), adapter));
-  }
-  std::string data() const { return (model.folder / "data.tokens").string(); }
-  std::string recipe() const { return (model.folder / "mine.yaml").string(); }
-  fs::path folder(const std::string& name = "run") const { return model.folder / name; }
-  fs::path checkpoint(int step) const { return folder() / fmt::format("checkpoints/step-{:08}", step); }
-  RunResult train(std::vector<std::string> words = {}, const std::function<void()>& before = {}) const {
-    words.insert(words.begin(), {"train", recipe(), "--threads", "1"});
-    return run(words, before);
-  }
-  RunResult verify() const { return run({"verify", folder().string()}); }
-  TinyModel model;
-};
-
-template <typename Matcher>
-void refused(const RunResult& result, const Matcher& matcher) {
-  CHECK(result.exit == 1);
-  CHECK_THAT(result.err, matcher);
-  CHECK(lines_of(result.err).size() == 1);
-  CHECK(result.err.rfind("error: [", 0) == 0);
-}
+using Setup = TrainingSetup;
 
 void flip_last_bit(const fs::path& file) {
   std::string bytes = read_file(file);
@@ -59,16 +30,9 @@ void flip_last_bit(const fs::path& file) {
 
 // For a child: the file system has no locks.
 void without_locks() {
-  const sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_flock, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOLCK),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{std::size(rules), const_cast<sock_filter*>(rules)};
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    ::_exit(99);
-  }
+  filter_calls({BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_flock, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOLCK)});
 }
 
 }  // namespace
@@ -95,10 +59,10 @@ TEST_CASE("a folder that is no run's: what a run would overwrite is refused by n
     fs::create_directories((folder / name).parent_path());
     write_file(folder / name, text);
     const auto before = contents(folder);
-    refused(setup.train({"run=" + folder.string()}),
-            Contains(fmt::format("{}: has {}, which no training run wrote", folder.string(),
-                                 fs::path(name).begin()->string())) &&
-                Contains("Choose another run folder"));
+    refused_in_a_line(setup.train({"run=" + folder.string()}),
+                      Contains(fmt::format("{}: has {}, which no training run wrote", folder.string(),
+                                           fs::path(name).begin()->string())) &&
+                          Contains("Choose another run folder"));
     CHECK(contents(folder) == before);
     fs::remove_all(folder);
   }
@@ -113,7 +77,7 @@ TEST_CASE("a folder that is no run's: run=. does not overwrite the user's own re
   const RunResult result = run({"train", "recipe.yaml", "run=.", "--threads", "1"}, [&] {
     if (::chdir(folder.c_str()) != 0) ::_exit(99);
   });
-  refused(result, Contains(".: has recipe.yaml, which no training run wrote"));
+  refused_in_a_line(result, Contains(".: has recipe.yaml, which no training run wrote"));
   CHECK(contents(folder) == std::map<std::string, std::string>{{"recipe.yaml", own}});
 }
 
@@ -123,9 +87,9 @@ TEST_CASE("a folder that is no run's: compare and text to pack refuse it before 
   fs::create_directories(runs / "mine" / "adapter");
   write_file(runs / "mine" / "adapter" / "weights", "mine");
   const auto before = contents(runs);
-  refused(run({"compare", setup.recipe(), "held_out=0.1", "--runs", runs.string(), "--out",
-               setup.folder("report").string()}),
-          Contains("mine: has adapter, which no training run wrote"));
+  refused_in_a_line(run({"compare", setup.recipe(), "held_out=0.1", "--runs", runs.string(), "--out",
+                         setup.folder("report").string()}),
+                    Contains("mine: has adapter, which no training run wrote"));
   CHECK(contents(runs) == before);
   CHECK_FALSE(fs::exists(setup.folder("report")));
 
@@ -134,8 +98,8 @@ TEST_CASE("a folder that is no run's: compare and text to pack refuse it before 
   fs::create_directories(folder / "data");
   write_file(folder / "data" / "book.txt.tokens", "mine");
   const auto packed = contents(folder);
-  refused(setup.train({"data=" + book.string(), "run=" + folder.string()}),
-          Contains("book.txt.tokens: is there already, and no run packed it"));
+  refused_in_a_line(setup.train({"data=" + book.string(), "run=" + folder.string()}),
+                    Contains("book.txt.tokens: is there already, and no run packed it"));
   CHECK(contents(folder) == packed);
 }
 
@@ -330,7 +294,8 @@ TEST_CASE("verify RUN checks every part of a run, and names what is damaged") {
   const Json json = from_text(run({"verify", setup.folder().string(), "--json"}).out);
   CHECK(json.size() == 9);
   CHECK(json[0] == Json({{"part", "recipe.yaml"}, {"state", "ok"}, {"detail", "readable"}}));
-  refused(run({"verify", setup.model.path()}), Contains("is not a training run") && Contains("give a second model"));
+  refused_in_a_line(run({"verify", setup.model.path()}),
+                    Contains("is not a training run") && Contains("give a second model"));
 }
 
 }  // namespace run_safety_test

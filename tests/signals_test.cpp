@@ -100,7 +100,6 @@ TEST_CASE("signals: SIGHUP saves as SIGTERM does, unless it was ignored at the s
 TEST_CASE("signals: a terminal that is closed saves the run, alone and on several ranks") {
   for (const bool ranks : {false, true}) {
     const LongRun closed;
-    std::vector<std::string> words = ranks ? closed.ranked() : closed.words();
     int terminal = -1;
     const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
     if (child < 0) {
@@ -108,13 +107,10 @@ TEST_CASE("signals: a terminal that is closed saves the run, alone and on severa
       return;
     }
     if (child == 0) {
-      stop_at("step:5");
-      ::setenv("OMP_NUM_THREADS", "1", 1);
-      std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
-      for (std::string& word : words) argv.push_back(word.data());
-      argv.push_back(nullptr);
-      ::execv(tapetune_binary, argv.data());
-      ::_exit(127);
+      exec_binary(ranks ? closed.ranked() : closed.words(), [] {
+        stop_at("step:5");
+        ::setenv("OMP_NUM_THREADS", "1", 1);
+      });
     }
     const auto workers = [&] { return ranks ? children_of(child) : std::vector<pid_t>{child}; };
     REQUIRE(comes_true([&] {

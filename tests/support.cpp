@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <linux/seccomp.h>
+#include <pty.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -60,19 +61,37 @@ void redirect(const fs::path& file, std::FILE* stream) {
   if (std::freopen(file.c_str(), "w", stream) == nullptr) ::_exit(126);
 }
 
-pid_t start(const std::vector<std::string>& words, const std::function<void()>& before) {
-  const pid_t child = ::fork();
-  if (child != 0) return child;
+void exec_binary(std::vector<std::string> words, const std::function<void()>& before) {
 #ifndef TAPETUNE_CUDA
   ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // else a note about a GPU that this build cannot use
 #endif
   if (before) before();
-  std::vector<std::string> copy = words;
   std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
-  for (std::string& word : copy) argv.push_back(word.data());
+  for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::execv(tapetune_binary, argv.data());
   ::_exit(127);
+}
+
+pid_t start(const std::vector<std::string>& words, const std::function<void()>& before) {
+  const pid_t child = ::fork();
+  if (child == 0) exec_binary(words, before);
+  return child;
+}
+
+std::optional<std::string> on_terminal(const std::vector<std::string>& words, const std::function<void()>& before) {
+  int terminal = -1;
+  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child < 0) return std::nullopt;
+  if (child == 0) exec_binary(words, before);
+  std::string text;
+  char bytes[256];
+  for (ssize_t count = 0; (count = ::read(terminal, bytes, sizeof bytes)) > 0;) {
+    text.append(bytes, static_cast<std::size_t>(count));
+  }
+  ::waitpid(child, nullptr, 0);
+  ::close(terminal);
+  return text;
 }
 
 RunResult run(const std::vector<std::string>& words, const std::function<void()>& before) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,10 +55,16 @@ bool has_address_sanitizer();
 
 // In a child, before it becomes another program.
 void redirect(const std::filesystem::path& file, std::FILE* stream);
-// Starts the tapetune binary with these words; `before` runs in the child (limits, namespaces, where its output goes).
+// In a child: becomes the tapetune binary with these words; `before` runs first (limits, namespaces, where its output
+// goes).
+[[noreturn]] void exec_binary(std::vector<std::string> words, const std::function<void()>& before = {});
+// Starts it as a child.
 pid_t start(const std::vector<std::string>& words, const std::function<void()>& before = {});
 // The same to its end.
 RunResult run(const std::vector<std::string>& words, const std::function<void()>& before = {});
+
+// The same on a pseudoterminal: what it prints there, or nothing where none can be opened.
+std::optional<std::string> on_terminal(const std::vector<std::string>& words, const std::function<void()>& before);
 
 // Whether the binary with these words reaches a moment of core/moment.h, as "file:2"; it is killed there.
 bool killed_at(const std::string& moment, const std::vector<std::string>& words);

@@ -40,15 +40,10 @@ class Terminal {
     const winsize size{24, columns, 0, 0};
     child_ = ::forkpty(&terminal_, nullptr, nullptr, &size);
     if (child_ != 0) return;
-    ::setenv("TERM", "xterm", 1);
-    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    ::setenv("TAPETUNE_STOP_AT", "step:1", 1);
-    std::vector<std::string> copy = words;
-    std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
-    for (std::string& word : copy) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(tapetune_binary, argv.data());
-    ::_exit(127);
+    exec_binary(words, [] {
+      ::setenv("TERM", "xterm", 1);
+      ::setenv("TAPETUNE_STOP_AT", "step:1", 1);
+    });
   }
   ~Terminal() {
     if (child_ > 0) {

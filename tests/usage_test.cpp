@@ -1,5 +1,4 @@
 // What the program says about itself, and of wrong words on its command line.
-#include <pty.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -69,31 +68,16 @@ std::string usage_error(const Words& words) {
   return result.err;
 }
 
-// What a terminal gets from an unknown command; nothing where there is no terminal.
-std::optional<std::string> on_terminal(const char* no_color) {
-  int terminal = -1;
-  const pid_t child = ::forkpty(&terminal, nullptr, nullptr, nullptr);
-  if (child < 0) return std::nullopt;
-  if (child == 0) {
-    ::setenv("TERM", "xterm-256color", 1);
-    ::setenv("NO_COLOR", no_color, 1);
-    ::execl(tapetune_binary, tapetune_binary, "no-such-command", nullptr);
-    ::_exit(127);
-  }
-  std::string text;
-  char bytes[256];
-  for (ssize_t count = 0; (count = ::read(terminal, bytes, sizeof bytes)) > 0;) {
-    text.append(bytes, static_cast<std::size_t>(count));
-  }
-  ::waitpid(child, nullptr, 0);
-  ::close(terminal);
-  return text;
-}
-
 }  // namespace
 
 TEST_CASE("usage: errors are coloured on a terminal, unless NO_COLOR is set") {
-  const auto coloured = on_terminal(""), plain = on_terminal("1");
+  const auto with = [](const char* no_color) {
+    return on_terminal({"no-such-command"}, [=] {
+      ::setenv("TERM", "xterm-256color", 1);
+      ::setenv("NO_COLOR", no_color, 1);
+    });
+  };
+  const auto coloured = with(""), plain = with("1");
   if (!coloured || !plain) {
     fmt::print("SKIPPED: no pseudoterminal can be opened\n");
     return;

@@ -270,6 +270,8 @@ void require_not_input(const fs::path& target, std::span<const fs::path> inputs)
 
 WholeFile::WholeFile(fs::path target, bool replace) : target_(std::move(target)), replace_(replace) {
   require_writable(target_, replace);
+  const fs::path whole = fs::absolute(target_);
+  remove_abandoned(whole.parent_path(), whole.filename().string());
   partial_ = std::make_unique<Partial>(target_, Partial::Kind::file);
   const int descriptor =
       ::fcntl(partial_->descriptor(), F_DUPFD_CLOEXEC, 0);  // the partial keeps its own, for the lock

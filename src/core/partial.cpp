@@ -119,7 +119,6 @@ void settle_replaced(const fs::path& replaced, const fs::path& target) {
 Partial::Partial(const fs::path& target, Kind kind) : target_(fs::absolute(target)), kind_(kind) {
   const fs::path folder = target_.parent_path();
   const std::string name = target_.filename().string();
-  remove_abandoned(folder, name);
   const bool file = kind == Kind::file;
   for (int left = 100;; --left) {
     path_ = folder / hidden_name(name, partial_mark);

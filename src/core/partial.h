@@ -10,8 +10,7 @@ class Partial {
  public:
   enum class Kind { file, folder };
 
-  // Creates `.NAME.partial-RANDOM` beside the target and locks it; first removes those of the same target that no
-  // process holds.
+  // Creates `.NAME.partial-RANDOM` beside the target and locks it.
   Partial(const std::filesystem::path& target, Kind kind);
   ~Partial();  // removes it unless it was put in place
   Partial(const Partial&) = delete;
