@@ -1,5 +1,6 @@
 #include "adapters/peft.h"
 
+#include "adapters/checkpoints.h"
 #include "adapters/lora/lora.h"
 #include "adapters/peft_config.h"
 #include "adapters/tape/checkpoint.h"
@@ -161,12 +162,12 @@ MethodOptions adapter_options(const ModelConfig& config, const fs::path& folder)
   std::error_code status;
   if (!fs::is_directory(folder, status)) fail("adapter", "{}: no such folder.", folder.string());
   if (is_checkpoint(folder)) {
-    const Checkpoint checkpoint = Checkpoint::open(folder);
-    if (!holds_positions(checkpoint.stored())) {
+    const Checkpoint checkpoint = open_checkpoint(folder);
+    if (!has_position_tensors(checkpoint)) {
       fail("adapter", "{}: is a checkpoint without TAPE's tensors, not an adapter; give it as the model.",
            folder.string());
     }
-    return position_options(checkpoint);
+    return tape_options(checkpoint);
   }
   const fs::path file = folder / adapter_file, own = folder / "tapetune.json", peft = folder / "adapter_config.json";
   if (!fs::exists(file, status)) {
@@ -212,7 +213,7 @@ AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights
 }
 
 AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype) {
-  if (holds_positions(checkpoint.stored())) return load_adapter(checkpoint.config(), weights, checkpoint.path(), dtype);
+  if (has_position_tensors(checkpoint)) return load_adapter(checkpoint.config(), weights, checkpoint.path(), dtype);
   return adapt(checkpoint.config(), weights, MethodOptions(), dtype);
 }
 
@@ -221,7 +222,7 @@ StoredTensors stored_parameters(const AdaptedModel& adapted, const at::Tensor& f
   const fs::path file = whole ? folder : folder / adapter_file;
   StoredTensors stored, found;
   if (whole) {
-    stored = Checkpoint::open(folder).stored();
+    stored = open_checkpoint(folder).stored();
   } else {
     map_safetensors(file, stored);
   }

@@ -3,6 +3,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "adapters/adapter.h"
+#include "adapters/checkpoints.h"
 #include "catch.h"
 #include "eval/shift.h"
 #include "model/loss.h"
@@ -77,7 +78,7 @@ double shifted(const AdaptedModel& adapted, std::int64_t by) {
 
 // The numbers that the authors' code computed for the checkpoint in `folder`, which it wrote.
 void equals_authors(const std::filesystem::path& folder) {
-  const Checkpoint checkpoint = Checkpoint::open(folder);
+  const Checkpoint checkpoint = open_checkpoint(folder);
   const auto expected = load_tensors(folder / "expected.safetensors");
   for (const Checkpointing mode : {Checkpointing::off, Checkpointing::full, Checkpointing::selective}) {
     std::map<std::string, at::Tensor> by_name;
@@ -129,7 +130,7 @@ TEST_CASE("TAPE and LongLoRA: the first loss, gradient norm and gradients of the
   for (const std::string method : {"tape", "longlora"}) {
     const auto file = shared("golden/trajectories/" + method + ".safetensors");
     if (file.empty() || base.empty()) return;
-    const Checkpoint checkpoint = Checkpoint::open(base);
+    const Checkpoint checkpoint = open_checkpoint(base);
     const auto golden = load_tensors(file);
     const std::vector<std::string> words{"train_also=embeddings,norms", "scaling=linear", "factor=4"};
     const AdaptedModel adapted =
@@ -175,7 +176,7 @@ TEST_CASE("TAPE: shifting all positions changes nothing, unless equivariance is 
 TEST_CASE("TAPE: trained positions shift in f32 with hardly a difference") {
   const auto base = shared("data/stories260K"), file = shared("golden/trajectories/tape.safetensors");
   if (base.empty() || file.empty()) return;
-  const Checkpoint checkpoint = Checkpoint::open(base);
+  const Checkpoint checkpoint = open_checkpoint(base);
   const auto golden = load_tensors(file);
   const std::vector<std::string> words{"train_also=embeddings,norms", "scaling=linear", "factor=4"};
   const AdaptedModel adapted =

@@ -1,34 +1,86 @@
 #include "adapters/tape/checkpoint.h"
 
+#include <charconv>
+
 #include "core/error.h"
 
 namespace tapetune {
 
-bool is_position_tensor(std::string_view name) {
-  return name.find(".pe.") != std::string_view::npos || name.find(".post_attention_linear.") != std::string_view::npos;
+namespace {
+
+constexpr std::string_view layer_prefix = "model.layers.";
+constexpr std::string_view tensors[] = {"pe.up_proj.weight", "pe.x_proj.weight", "pe.down_proj.weight",
+                                        "post_attention_linear.weight"};
+
+// By exact names: the ablations store others, which mean another computation.
+bool owns(const ModelConfig& config, std::string_view name) {
+  if (!name.starts_with(layer_prefix)) return false;
+  name.remove_prefix(layer_prefix.size());
+  std::int64_t layer = 0;
+  const auto [rest, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  name.remove_prefix(static_cast<std::size_t>(rest - name.data()));
+  if (error != std::errc() || layer < 0 || layer >= config.layers || !name.starts_with('.')) return false;
+  return std::ranges::find(tensors, name.substr(1)) != std::end(tensors);
 }
 
-bool holds_positions(const StoredTensors& tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const auto& entry) { return is_position_tensor(entry.first); });
+// What config.json says of the encoding: under "position", as the lab's folders and merges have it, or under "tape",
+// as earlier merges. An option that is not read would be one that is not obeyed.
+struct Stated {
+  std::string mix;
+  std::optional<Json> inner;  // I
+};
+
+Stated stated_options(const Json& config, const std::string& where) {
+  const Json nothing = Json::object();
+  const auto object = [&](const char* key) -> const Json& {
+    const auto found = config.find(key);
+    return found != config.end() && found->is_object() ? *found : nothing;
+  };
+  const Json &position = object("position"), &earlier = object("tape");
+  for (const auto& [key, value] : position.items()) {
+    if (key != "type" && key != "mix" && key != "I") {
+      fail("tape", "{}: position.{} is not supported; tape takes mix and I.", where, key);
+    }
+  }
+  const auto text = [&](const Json& from, const char* key) {
+    if (!from.contains("mix")) return std::string();
+    if (!from["mix"].is_string()) fail("tape", "{}: {}.mix must be full or per-head.", where, key);
+    return from["mix"].get<std::string>();
+  };
+  Stated stated{text(position, "position"), std::nullopt};
+  if (stated.mix.empty()) stated.mix = text(earlier, "tape");
+  // The default of a folder that names its encoding is the paper's; the authors' code, which names none, has the other.
+  if (stated.mix.empty()) stated.mix = position.empty() ? "per-head" : "full";
+  if (position.contains("I")) stated.inner = position["I"];
+  return stated;
 }
 
-MethodOptions position_options(const Checkpoint& checkpoint) {
+}  // namespace
+
+const StoredEncoding stored_tape{"tape", owns};
+
+MethodOptions tape_options(const Checkpoint& checkpoint) {
   const std::string where = (checkpoint.path() / "config.json").string();
   const Json config = parse_json(checkpoint.config().json, "tape", where);
-  const auto given = config.find("tape");
-  std::string mix = "per-head";
-  if (given != config.end() && given->is_object() && given->contains("mix") && (*given)["mix"].is_string()) {
-    mix = (*given)["mix"].get<std::string>();
-  }
+  const Stated stated = stated_options(config, where);
+  const std::int64_t heads = checkpoint.config().heads;
   const auto up = checkpoint.stored().find("model.layers.0.pe.up_proj.weight");
-  if (up == checkpoint.stored().end() || up->second.entry.shape.empty() ||
-      up->second.entry.shape[0] % checkpoint.config().heads != 0) {
-    fail("tape", "{}: model.layers.0.pe.up_proj.weight must have a multiple of {} rows (the number of heads).",
-         checkpoint.path().string(), checkpoint.config().heads);
+  if (up == checkpoint.stored().end()) {
+    fail("tape",
+         "{}: tensor model.layers.0.pe.up_proj.weight is missing; the shards are incomplete or of another model.",
+         checkpoint.path().string());
   }
-  const std::vector<std::string> words{"mix=" + mix,
-                                       fmt::format("width={}", up->second.entry.shape[0] / checkpoint.config().heads)};
-  return parse_method("tape", words);
+  if (up->second.entry.shape.empty() || up->second.entry.shape[0] % heads != 0) {
+    fail("tape", "{}: model.layers.0.pe.up_proj.weight must have a multiple of {} rows (the number of heads).",
+         checkpoint.path().string(), heads);
+  }
+  const std::int64_t inner = up->second.entry.shape[0];
+  if (stated.inner && *stated.inner != inner) {
+    fail("tape",
+         "{}: position.I is {}, but model.layers.0.pe.up_proj.weight has {} rows; they are of different models.", where,
+         to_text(*stated.inner), inner);
+  }
+  return parse_method("tape", std::vector<std::string>{"mix=" + stated.mix, fmt::format("width={}", inner / heads)});
 }
 
 }  // namespace tapetune

@@ -1,5 +1,8 @@
 #include "checkpoint/checkpoint.h"
 
+#include <algorithm>
+#include <set>
+
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -35,7 +38,53 @@ at::Tensor over(std::span<const std::byte> bytes, at::IntArrayRef shape, at::Sca
   return at::from_blob(address, shape, [gone](void*) { gone(); }, options);
 }
 
+// Tables that follow from config.json, which older versions of transformers stored.
+bool is_derived(std::string_view name) {
+  constexpr std::string_view endings[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"};
+  return std::ranges::any_of(endings, [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+// The encoding that config.json names, or that some tensor shows; null: RoPE.
+const StoredEncoding* encoding_of(const ModelConfig& config, const StoredTensors& tensors,
+                                  std::span<const StoredEncoding> encodings) {
+  const auto matches = [&](const StoredEncoding& encoding) {
+    if (!config.position.empty()) return encoding.type == config.position;
+    return std::ranges::any_of(tensors, [&](const auto& entry) { return encoding.owns(config, entry.first); });
+  };
+  const auto found = std::ranges::find_if(encodings, matches);
+  return found == encodings.end() ? nullptr : &*found;
+}
+
+// A tensor that nothing reads changes what the model computes elsewhere: without it, this would be another model.
+void require_claimed(const CheckpointFolder& folder, const std::vector<ExpectedTensor>& expected,
+                     const StoredEncoding* encoding) {
+  std::set<std::string_view> known{"lm_head.weight"};  // beside tied embeddings, where it is equal
+  for (const ExpectedTensor& tensor : expected) known.insert(tensor.name);
+  std::vector<std::string_view> unclaimed;
+  for (const auto& [name, stored] : folder.tensors) {
+    const bool owned = encoding != nullptr && encoding->owns(folder.config, name);
+    if (!owned && !known.contains(name) && !is_derived(name)) unclaimed.push_back(name);
+  }
+  if (unclaimed.empty()) return;
+  const std::string others = unclaimed.size() == 1 ? "" : fmt::format(" (and {} more)", unclaimed.size() - 1);
+  fail("checkpoint",
+       "{}: tensor {}{} is not part of a {} with this config.json; without it the model would compute something else. "
+       "Use a checkpoint of a supported model, or remove the tensor if it is a leftover.",
+       folder.path.string(), unclaimed.front(), others, architecture_name(folder.config.architecture));
+}
+
 }  // namespace
+
+void require_known_position(const ModelConfig& config, std::span<const StoredEncoding> encodings,
+                            std::string_view where) {
+  std::string known = "rope";
+  for (const StoredEncoding& encoding : encodings) {
+    if (encoding.type == config.position) return;
+    known += fmt::format(", {}", encoding.type);
+  }
+  if (config.position.empty() || config.position == "rope") return;
+  fail("config", "{}: position.type \"{}\" is not supported; supported: {}.", where, config.position, known);
+}
 
 at::Tensor tensor_from(const StoredTensor& stored) {
   // The function's copy of the pointer keeps the file mapped.
@@ -82,10 +131,11 @@ std::vector<ExpectedTensor> expected_tensors(const ModelConfig& c) {
   return list;
 }
 
-Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
+Checkpoint Checkpoint::open(const std::filesystem::path& folder, std::span<const StoredEncoding> encodings) {
   Checkpoint checkpoint;
   checkpoint.folder_ = CheckpointFolder::open(folder);
   ModelConfig& config = checkpoint.folder_.config;
+  require_known_position(config, encodings, (folder / "config.json").string());
   if (static_cast<std::uint64_t>(config.layers) > checkpoint.stored().size()) {
     fail("checkpoint",
          "{}: config.json says {} layers, but the files hold {} tensors in all; they are of different models.",
@@ -98,7 +148,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
          folder.string());
     config.tied_embeddings = false;
   }
-  for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
+  const std::vector<ExpectedTensor> all = expected_tensors(config);
+  for (const ExpectedTensor& expected : all) {
     const auto found = checkpoint.stored().find(expected.name);
     if (found == checkpoint.stored().end()) {
       fail("checkpoint", "{}: tensor {} {} is missing; the shards are incomplete or of another model.", folder.string(),
@@ -115,6 +166,9 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder) {
            found->second.file->path().string(), entry.name, entry.dtype);
     }
   }
+  const StoredEncoding* encoding = encoding_of(config, checkpoint.stored(), encodings);
+  config.position = encoding != nullptr ? encoding->type : "rope";
+  require_claimed(checkpoint.folder_, all, encoding);
   return checkpoint;
 }
 

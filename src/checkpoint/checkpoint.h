@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,10 +30,21 @@ struct ExpectedTensor {
 // The tensors that a checkpoint with this config must have, in the model's order.
 std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
 
+// A position encoding that stores tensors beside those of the architecture.
+struct StoredEncoding {
+  std::string_view type;  // config.json's position.type
+  bool (*owns)(const ModelConfig& config, std::string_view tensor);
+};
+
+// Fails where config.json asks for a position encoding that is neither RoPE nor one of these; `where` names the file.
+void require_known_position(const ModelConfig& config, std::span<const StoredEncoding> encodings,
+                            std::string_view where);
+
 class Checkpoint {
  public:
-  // Fails, before any tensor is touched, when one is missing, misshapen or of a dtype that cannot be read.
-  static Checkpoint open(const std::filesystem::path& folder);
+  // Fails, before any tensor is touched, when one is missing, misshapen, of a dtype that cannot be read, or belongs
+  // neither to the architecture nor to one of these encodings. Where config.json names no encoding, its tensors do.
+  static Checkpoint open(const std::filesystem::path& folder, std::span<const StoredEncoding> encodings = {});
 
   const ModelConfig& config() const { return folder_.config; }
   const std::filesystem::path& path() const { return folder_.path; }

@@ -109,8 +109,8 @@ class Reader {
     return list;
   }
 
-  [[noreturn]] void missing(const char* key) const {
-    fail("config", "{}: {}{} is missing; this kind of RoPE scaling needs it.", where_, prefix_, key);
+  [[noreturn]] void missing(const char* key, std::string_view why = "this kind of RoPE scaling needs it") const {
+    fail("config", "{}: {}{} is missing; {}.", where_, prefix_, key, why);
   }
 
   [[noreturn]] void bad(const char* key, std::string_view rule, const Json& value) const {
@@ -253,6 +253,16 @@ Json rope_scaling_json(const RopeConfig& rope) {
   return scaling;
 }
 
+std::string read_position(const Reader& reader, std::string_view where) {
+  const Json* position = reader.find("position");
+  if (position == nullptr) return {};
+  if (!position->is_object()) reader.bad("position", "must be an object", *position);
+  const Reader fields(*position, where, "position.");
+  const std::string type = fields.text("type");
+  if (type.empty()) fields.missing("type", "it names the position encoding");
+  return type;
+}
+
 // Packed integers have other names and shapes than weights; the error should say why.
 void refuse_quantized(const Json& root, std::string_view where) {
   const auto found = root.find("quantization_config");
@@ -345,6 +355,7 @@ ModelConfig parse_config(std::string_view json, std::string_view where) {
   config.eos = reader.ids("eos_token_id");
   if (!root.contains("eos_token_id") && defaults.eos) config.eos = {*defaults.eos};
   config.rope = read_rope(root, where, config.context, config.head_dim);
+  config.position = read_position(reader, where);
   return config;
 }
 

@@ -47,7 +47,8 @@ struct ModelConfig {
   std::optional<std::int64_t> bos;
   std::vector<std::int64_t> eos;  // any of these ends a text
   RopeConfig rope;
-  std::string json;  // the text it was read from; keys that are not ours survive a round trip
+  std::string position;  // the position encoding, config.json's position.type; empty: it names none
+  std::string json;      // the text it was read from; keys that are not ours survive a round trip
 
   // The longest sequence that the rotary settings are made for.
   std::int64_t longest_context() const;

@@ -1,7 +1,7 @@
 #include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
-#include "adapters/tape/checkpoint.h"
+#include "adapters/checkpoints.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/writer.h"
 #include "cli/verbs.h"
@@ -28,8 +28,8 @@ void add_convert(CLI::App& app) {
     const c10::InferenceMode inference;
     require_not_input(options->out, std::vector<std::filesystem::path>{options->model});
     const WriteOptions write{parse_size(options->shard_size), options->force, options->model};
-    const Checkpoint checkpoint = Checkpoint::open(options->model);
-    if (holds_positions(checkpoint.stored())) {
+    const Checkpoint checkpoint = open_checkpoint(options->model);
+    if (has_position_tensors(checkpoint)) {
       fail("convert", "{}: holds TAPE's position tensors; rewrite it with tapetune merge, which keeps them.",
            options->model);
     }

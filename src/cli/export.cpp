@@ -1,7 +1,7 @@
 #include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
-#include "adapters/tape/checkpoint.h"
+#include "adapters/checkpoints.h"
 #include "cli/verbs.h"
 #include "cli/wrote.h"
 #include "core/error.h"
@@ -27,8 +27,8 @@ void add_export(CLI::App& app) {
   verb->callback([options] {
     const c10::InferenceMode inference;
     require_not_input(options->out, std::vector<std::filesystem::path>{options->model});
-    const Checkpoint checkpoint = Checkpoint::open(options->model);
-    if (holds_positions(checkpoint.stored())) {
+    const Checkpoint checkpoint = open_checkpoint(options->model);
+    if (has_position_tensors(checkpoint)) {
       fail("export", "{}: holds TAPE's position tensors, which llama.cpp does not support; nothing was written.",
            options->model);
     }

@@ -1,6 +1,6 @@
 #include <CLI/CLI.hpp>
 
-#include "adapters/tape/checkpoint.h"
+#include "adapters/checkpoints.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
@@ -143,10 +143,10 @@ void add_inspect(CLI::App& app) {
     if (folder.empty()) {
       fail("inspect", "{}: was trained from scratch and has no base model; merge it first.", model.folder);
     }
-    const Checkpoint checkpoint = Checkpoint::open(folder);
+    const Checkpoint checkpoint = open_checkpoint(folder);
     Json description = describe(checkpoint);
     const bool adapts = folder != model.folder || !model.adapter.empty() || !model.method.empty();
-    if (adapts || holds_positions(checkpoint.stored())) {
+    if (adapts || has_position_tensors(checkpoint)) {
       const AdaptedModel adapted = open_subject(model).adapted;
       description["adapter"] = describe_adapter(adapted);
       for (const std::string& text : adapted.notes) note("{}", text);

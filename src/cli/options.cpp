@@ -5,8 +5,8 @@
 
 #include <charconv>
 
+#include "adapters/checkpoints.h"
 #include "adapters/peft.h"
-#include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "cli/numbers.h"
 #include "core/error.h"
@@ -32,7 +32,7 @@ void ModelOptions::add_to(CLI::App& verb, bool seeded) {
 
 Checkpoint ModelOptions::open() const {
   if (threads > 0) at::set_num_threads(threads);
-  Checkpoint checkpoint = Checkpoint::open(folder);
+  Checkpoint checkpoint = open_checkpoint(folder);
   if (checkpoint.config().sliding_window) {
     warn(
         "the config's sliding window of {} tokens is not applied: attention is full, so results past it differ from "
@@ -46,7 +46,7 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   const at::Device where = open_device(device);
   const at::ScalarType arithmetic = dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value();
   const LlamaWeights weights = map_weights(checkpoint, where);
-  const bool positions = holds_positions(checkpoint.stored());
+  const bool positions = has_position_tensors(checkpoint);
   if (positions && (!adapter.empty() || (!method.empty() && method.front() != "tape" && method.front() != "none"))) {
     fail("adapter", "{}: has TAPE's position tensors, which do not combine with another method or adapter; drop {}.",
          folder, adapter.empty() ? "--method" : "--adapter");

@@ -176,7 +176,9 @@ void add_tape_files(const ModelConfig& config, const MethodOptions& method, cons
                       {"AutoModelForCausalLM", "modeling_tape.TapeForCausalLM"}};
   // Otherwise transformers looks for the tokenizer class of the model type, and knows none for this one.
   if (!tokenizer_settings(tokenizer).contains("tokenizer_class")) json["tokenizer_class"] = "PreTrainedTokenizerFast";
-  json["tape"] = {{"mix", method.mix == Mix::full ? "full" : "per-head"}, {"width", method.width}};
+  const char* mix = method.mix == Mix::full ? "full" : "per-head";
+  json["tape"] = {{"mix", mix}, {"width", method.width}};
+  json["position"] = {{"type", "tape"}, {"mix", mix}, {"I", method.width * config.heads}};
   // One class serves all architectures, whose defaults differ, so every setting is written.
   json["head_dim"] = config.head_dim;
   json["bos_token_id"] = config.bos ? Json(*config.bos) : Json();

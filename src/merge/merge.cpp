@@ -3,7 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <set>
 
+#include "adapters/checkpoints.h"
 #include "adapters/lora/lora.h"
 #include "adapters/peft.h"
 #include "adapters/tape/checkpoint.h"
@@ -134,7 +136,7 @@ MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
              base.name.empty() ? "" : fmt::format(" {}", base.name));
       }
     }
-  } else if (fs::exists(folder / "config.json", status) && holds_positions(Checkpoint::open(folder).stored())) {
+  } else if (fs::exists(folder / "config.json", status) && has_position_tensors(open_checkpoint(folder))) {
     input.adapter = folder;
     if (!model.empty()) {
       fail("merge", "{}: is a whole model with TAPE's tensors, which has its base in it; drop --model.",
@@ -150,7 +152,7 @@ MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
     input.config = random_model_config(*input.recipe);
     input.carry_from = input.recipe->init->tokenizer;
   } else {
-    input.base = Checkpoint::open(!model.empty() ? model : input.recipe ? fs::path(input.recipe->model) : folder);
+    input.base = open_checkpoint(!model.empty() ? model : input.recipe ? fs::path(input.recipe->model) : folder);
     input.config = input.base->config();
     input.carry_from = input.base->path();
   }
@@ -160,9 +162,6 @@ MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
 
 Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
     : base_(input.base), base_tied_(input.config.tied_embeddings) {
-  if (!input.method.equivariant) {
-    fail("merge", "equivariant=false is an ablation for tapetune check shift and cannot be merged.");
-  }
   // Names, shapes and settings come from the method itself, on weights without numbers.
   const LlamaWeights shapes = make_weights(input.config, [](const ExpectedTensor& tensor) {
     return at::empty(tensor.shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
@@ -183,6 +182,7 @@ Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
   // A pair beside a tied head parts it from the embeddings; what parted and is the same still need not be stored twice.
   if (trained("lm_head.lora_A.weight") != nullptr) config_.tied_embeddings = false;
   plan(input, dtype);
+  require_consumed();
   if (base_tied_ && !config_.tied_embeddings && !ends_differ()) {
     config_.tied_embeddings = true;
     plan(input, dtype);
@@ -223,7 +223,18 @@ void Merged::plan(const MergeInput& input, std::optional<at::ScalarType> dtype) 
   };
   for (const ExpectedTensor& tensor : expected_tensors(config_)) add(tensor.name, tensor.shape);
   for (const auto& [name, stored] : trained_) {
-    if (is_position_tensor(name)) add(name, stored.entry.shape);
+    if (stored_tape.owns(config_, name)) add(name, stored.entry.shape);
+  }
+}
+
+// What training made and the result would not have must not get lost in silence.
+void Merged::require_consumed() const {
+  std::set<const StoredTensor*> consumed;
+  for (const auto& [name, source] : sources_) consumed.insert({source.whole, source.a, source.b, source.magnitude});
+  for (const auto& [name, stored] : trained_) {
+    if (consumed.contains(&stored)) continue;
+    fail("merge", "{}: was trained, but nothing in a merged model corresponds to it; use the run or adapter as it is.",
+         name);
   }
 }
 

@@ -61,6 +61,7 @@ class Merged {
   };
   Source source_of(const std::string& name) const;
   void plan(const MergeInput& input, std::optional<at::ScalarType> dtype);
+  void require_consumed() const;
   bool ends_differ() const;
   const at::Tensor& drawn(const std::string& name) const;
   at::Tensor base_rows(const std::string& name, std::int64_t begin, std::int64_t count) const;

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "adapters/checkpoints.h"
 #include "adapters/peft.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/dtype.h"
@@ -34,7 +35,7 @@ Side open_side(const fs::path& folder, const fs::path& model) {
   refuse_gguf(folder);
   if (!fs::is_directory(folder, status)) fail("verify", "{}: no such folder.", folder.string());
   if (fs::exists(folder / "config.json", status)) {
-    side.checkpoint = Checkpoint::open(folder);
+    side.checkpoint = open_checkpoint(folder);
     side.tokenizer = folder;
     for (const auto& [name, stored] : side.checkpoint->stored()) {
       const std::optional<at::ScalarType> dtype = dtype_from_safetensors(stored.entry.dtype);

@@ -1,5 +1,6 @@
 #include "plan/base.h"
 
+#include "adapters/checkpoints.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/folder.h"
 #include "core/error.h"
@@ -34,9 +35,10 @@ PlannedBase planned_base(const Recipe& recipe) {
     }
     const std::string text = read_text(file);
     base.config = parse_config(text, file.string());
+    require_known_position(base.config, file.string());
     const bool weights = std::filesystem::exists(folder / "model.safetensors", status) ||
                          std::filesystem::exists(folder / "model.safetensors.index.json", status);
-    stored = weights ? Checkpoint::open(folder.string()).dtype() : stored_dtype(text, file.string());
+    stored = weights ? open_checkpoint(folder.string()).dtype() : stored_dtype(text, file.string());
   }
   const bool narrow = stored == at::kHalf || stored == at::kBFloat16;
   base.dtype = recipe.dtype != "auto"           ? dtype_from_word(recipe.dtype).value()

@@ -10,7 +10,7 @@
 #include <sstream>
 #include <tuple>
 
-#include "checkpoint/checkpoint.h"
+#include "adapters/checkpoints.h"
 #include "checkpoint/dtype.h"
 #include "core/digits.h"
 #include "core/error.h"
@@ -61,7 +61,7 @@ std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& ha
   if (recipe.init) return "";
   std::string& hash = hashes[recipe.model];
   if (hash.empty()) {
-    hash = world.announce(world.leads() ? hash_weights(Checkpoint::open(recipe.model)) : "");
+    hash = world.announce(world.leads() ? hash_weights(open_checkpoint(recipe.model)) : "");
   }
   return hash;
 }

@@ -1,7 +1,7 @@
 #include "train/base.h"
 
+#include "adapters/checkpoints.h"
 #include "adapters/peft.h"
-#include "adapters/tape/checkpoint.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -19,7 +19,7 @@ at::ScalarType dtype_of(const Recipe& recipe, at::ScalarType otherwise) {
 }
 
 BaseModel base_from(const Recipe& recipe, const Checkpoint& checkpoint, at::Device device) {
-  if (holds_positions(checkpoint.stored()) && (recipe.method.method != "tape" || recipe.init_from.empty())) {
+  if (has_position_tensors(checkpoint) && (recipe.method.method != "tape" || recipe.init_from.empty())) {
     fail("train",
          "{}: already has TAPE's position tensors; to train it further, set adapter.method=tape and init_from={}.",
          recipe.model, recipe.model);
@@ -42,7 +42,7 @@ BaseModel open_base(const Recipe& recipe, at::Device device) {
     return {config, random_weights(config, recipe.seed, device), dtype_of(recipe, at::kFloat), "",
             recipe.init->tokenizer};
   }
-  return base_from(recipe, Checkpoint::open(recipe.model), device);
+  return base_from(recipe, open_checkpoint(recipe.model), device);
 }
 
 std::optional<Vocabulary> known_vocabulary(const fs::path& folder) {
@@ -121,7 +121,7 @@ TrainedModel open_run(const fs::path& folder, std::optional<at::ScalarType> dtyp
       fail("run", "{}: its base model {} is not there; move it back, or link it to that place.", run.string(),
            recipe.model);
     }
-    checkpoint = Checkpoint::open(recipe.model);
+    checkpoint = open_checkpoint(recipe.model);
     require_trained_base(run, recipe, *checkpoint, any_base);
   }
   BaseModel base = checkpoint ? base_from(recipe, *checkpoint, device) : open_base(recipe, device);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "adapters/checkpoints.h"
 #include "checkpoint/finite.h"
 #include "model/linear.h"
 
@@ -41,7 +42,7 @@ std::string bad_base_weight(const BaseModel& base) {
   const bool here = !base.weights.layers.empty();
   if (!here && base.path.empty()) return "";
   for (const auto& [name, tensor] :
-       named_weights(base.config, here ? base.weights : map_weights(Checkpoint::open(base.path)))) {
+       named_weights(base.config, here ? base.weights : map_weights(open_checkpoint(base.path)))) {
     if (has_nan_or_inf(tensor)) return name;
   }
   return "";

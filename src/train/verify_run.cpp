@@ -4,7 +4,7 @@
 #include <optional>
 #include <sstream>
 
-#include "checkpoint/checkpoint.h"
+#include "adapters/checkpoints.h"
 #include "checkpoint/finite.h"
 #include "core/digits.h"
 #include "core/error.h"
@@ -155,7 +155,7 @@ class RunVerification {
   RunCheck model() const {
     if (!written_) return {State::unchecked, "", "recipe.yaml cannot be read"};
     if (found_->init) return {State::ok, "", "random weights, which the recipe draws"};
-    const std::string hash = hash_weights(Checkpoint::open(found_->model));
+    const std::string hash = hash_weights(open_checkpoint(found_->model));
     if (written_->model_hash.empty()) return {State::unchecked, "", "the run recorded no hash"};
     if (hash == written_->model_hash) return {State::ok, "", fmt::format("{} has the recorded hash", found_->model)};
     return {State::damaged, "",
