@@ -226,7 +226,7 @@ struct Pair {
   }
   void forge(const std::string& key, const std::string& value) const { stranger->set(key, value); }
 
-  Seat first, second;
+  RankInfo first, second;
   std::unique_ptr<World> rank_0, rank_1;
   Store stranger;
 };
@@ -236,9 +236,9 @@ const std::string escape = "\033]0;owned\007\033[31m";
 // What rank 0 tells when rank 1 does not answer.
 std::string told_by_rank_0(World& world) {
   try {
-    world.collect("");
+    world.gather("");
   } catch (const RankLost& error) {
-    return world.explain(error.what());
+    return world.diagnose(error.what());
   }
   return "nothing was lost";
 }
@@ -246,17 +246,18 @@ std::string told_by_rank_0(World& world) {
 }  // namespace
 
 TEST_CASE("ranks: a heartbeat that is not a number is an error with the rank's name") {
-  for (const std::string& beat : {escape, std::string("7"), std::string("7 x"), std::string("99999999999999999999 1"),
-                                  std::string(), std::string(" 1"), std::string("1 2 3")}) {
+  for (const std::string& heartbeat :
+       {escape, std::string("7"), std::string("7 x"), std::string("99999999999999999999 1"), std::string(),
+        std::string(" 1"), std::string("1 2 3")}) {
     const Store store = c10::make_intrusive<c10d::HashStore>();
     store->set("beat/0", "7 2");
-    store->set("beat/1", beat);
+    store->set("beat/1", heartbeat);
     const std::string error = error_of([&] { read_heartbeats(store, {"a, process 1", "b, process 2"}); });
     CHECK(error.starts_with("[ranks] rank 1 (b, process 2) sent a heartbeat that is not a number: "));
     CHECK(std::none_of(error.begin(), error.end(), [](char c) { return c < ' '; }));
   }
   Pair pair;
-  pair.rank_1.reset();  // whose heart would write over it
+  pair.rank_1.reset();  // whose heartbeat would write over it
   pair.forge("beat/1", escape);
   CHECK_THAT(told_by_rank_0(*pair.rank_0), Contains("sent a heartbeat that is not a number: \\u001b]0;"));
 }
@@ -281,7 +282,7 @@ TEST_CASE("ranks: what another rank says is checked, and the rank is named") {
   for (const std::string& forged : {escape, std::string("{}"), std::string("[1, 2]"), std::string("[\"a\"]")}) {
     Pair pair;
     pair.forge("announce/1", forged);
-    const std::string error = error_of([&] { pair.rank_1->share("x"); });
+    const std::string error = error_of([&] { pair.rank_1->all_gather("x"); });
     CHECK(error.starts_with("[ranks] rank 0 sent "));
     CHECK(std::none_of(error.begin(), error.end(), [](char c) { return c < ' '; }));
   }
@@ -307,13 +308,13 @@ TEST_CASE("ranks: those that were interrupted stay until rank 0 has saved") {
   std::atomic<bool> saved = false, saved_before_leaving = false;
   std::jthread other([&] {
     pair.rank_1->interrupt();
-    pair.rank_1->leave(seconds(10));
+    pair.rank_1->shutdown(seconds(10));
     saved_before_leaving = saved.load();
   });
   std::this_thread::sleep_for(seconds(1));  // it saves
   saved = true;
   pair.rank_0->interrupt();
-  pair.rank_0->leave(seconds(10));
+  pair.rank_0->shutdown(seconds(10));
   other.join();
   CHECK(saved_before_leaving);
 }
@@ -321,15 +322,15 @@ TEST_CASE("ranks: those that were interrupted stay until rank 0 has saved") {
 TEST_CASE("ranks: one that is interrupted alone ends those that wait for it") {
   Pair pair;
   pair.rank_1->interrupt();
-  CHECK_THROWS_AS(pair.rank_0->collect(""), Interrupted);
+  CHECK_THROWS_AS(pair.rank_0->gather(""), Interrupted);
 }
 
 TEST_CASE("ranks: rank 0 listens at MASTER_ADDR only") {
   Pair pair;
   for (const std::string& address : listening(::getpid())) CHECK(is_loopback(address));
   CHECK(error_of([&] {
-          Seat seat = pair.first;
-          World(seat, seconds(3));
+          RankInfo info = pair.first;
+          World(info, seconds(3));
         }) ==
         fmt::format("[launch] port {} of this machine cannot be opened: Address already in use; set MASTER_PORT to "
                     "a free port.",

@@ -6,9 +6,9 @@
 
 #include "adapters/adapter.h"
 #include "catch.h"
-#include "distributed/meeting_place.h"
-#include "distributed/sequence.h"
+#include "distributed/rendezvous.h"
 #include "distributed/sharded_base.h"
+#include "distributed/ulysses.h"
 #include "distributed/world.h"
 #include "model/loss.h"
 #include "support.h"
@@ -46,17 +46,17 @@ struct Rank {
   }
 };
 
-// Ranks that have met, each in a thread of its own whenever they do something.
+// Ranks after their rendezvous, each in a thread of its own whenever they do something.
 class Ranks {
  public:
   explicit Ranks(int count) : all_(static_cast<std::size_t>(count)) {
     each([&](Rank& rank) {
-      Seat seat;
-      seat.rank = static_cast<int>(&rank - all_.data());
-      seat.ranks = count;
-      seat.port = store_->getPort();
-      seat.served = true;
-      rank.world = std::make_unique<World>(seat, std::chrono::seconds(60));
+      RankInfo info;
+      info.rank = static_cast<int>(&rank - all_.data());
+      info.ranks = count;
+      info.port = store_->getPort();
+      info.served = true;
+      rank.world = std::make_unique<World>(info, std::chrono::seconds(60));
     });
   }
   void each(const std::function<void(Rank&)>& work) {
@@ -66,7 +66,7 @@ class Ranks {
   }
 
  private:
-  c10::intrusive_ptr<c10d::TCPStore> store_ = open_meeting_place();
+  c10::intrusive_ptr<c10d::TCPStore> store_ = open_rendezvous();
   std::vector<Rank> all_;
 };
 
@@ -78,7 +78,7 @@ double held(int count, const std::string& method, Checkpointing checkpointing) {
     rank.adapted =
         std::make_unique<AdaptedModel>(adapt(shape, random_weights(shape, 1), parse_method(method, {}), at::kFloat));
     Parallel parallel;
-    spread_sequences(parallel, rank.world->group("sequence"), shape);
+    ulysses(parallel, rank.world->group("sequence"), shape);
     rank.adapted->model.share(rank.adapted->model.weights(), parallel);
     rank.in.tokens = at::ones({1, tokens / count}, at::kLong);
     rank.in.training = Training{checkpointing};

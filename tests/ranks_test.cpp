@@ -12,7 +12,7 @@
 #include "checkpoint/writer.h"
 #include "core/json.h"
 #include "data/token_file.h"
-#include "distributed/seat.h"
+#include "distributed/rank_env.h"
 #include "distributed/world.h"
 #include "support.h"
 
@@ -186,7 +186,8 @@ TEST_CASE("ranks: bytes are those of the formulas, and none while gradients accu
     trained += value.numel() * 4;
   }
   const std::int64_t loss = 16;  // the loss and the wish to stop
-  // A sum over R ranks sends 2 (R - 1) / R of its bytes, and each bucket's share is rounded down to whole bytes.
+  // An all-reduce over R ranks sends 2 (R - 1) / R of its bytes, and each bucket's share is rounded down to whole
+  // bytes.
   CHECK(sent(2, "two", {"steps=2", "eval_every=0"}) == trained + loss);
   CHECK(sent(4, "four", {"steps=2", "eval_every=0"}) == (trained + loss) * 3 / 2);
   // Eight sequences a step are four backward passes a rank, or one: as many bytes.
@@ -325,9 +326,9 @@ TEST_CASE("ranks: compare trains and measures together") {
   CHECK(fs::exists(setup.folder("shared") / "report.html"));
 }
 
-TEST_CASE("ranks: what rank 0 announces may take longer than the timeout while its heart beats") {
+TEST_CASE("ranks: a broadcast of rank 0 may take longer than the timeout while it sends heartbeats") {
   constexpr std::chrono::seconds timeout{3};
-  Seat first, second;
+  RankInfo first, second;
   first.ranks = second.ranks = 2;
   second.rank = 1;
   first.port = second.port = 29000 + ::getpid() % 1000;
@@ -335,7 +336,7 @@ TEST_CASE("ranks: what rank 0 announces may take longer than the timeout while i
   std::jthread other([&] {  // which is joined also where this one fails
     try {
       World world(second, timeout);
-      heard = world.announce("");
+      heard = world.broadcast("");
     } catch (const std::exception& error) {
       heard = error.what();
     }
@@ -343,7 +344,7 @@ TEST_CASE("ranks: what rank 0 announces may take longer than the timeout while i
   {
     World world(first, timeout);
     std::this_thread::sleep_for(2 * timeout);  // as packing a large text
-    world.announce("packed");
+    world.broadcast("packed");
     other.join();
   }
   CHECK(heard == "packed");
@@ -386,14 +387,14 @@ TEST_CASE("ranks: a launcher's environment says who is who") {
                                        "SLURM_STEP_NODELIST",
                                        "SLURM_JOB_NODELIST",
                                        "TORCHELASTIC_USE_AGENT_STORE"};
-  const auto seat = [&](const std::vector<std::pair<const char*, const char*>>& variables) {
+  const auto rank_info = [&](const std::vector<std::pair<const char*, const char*>>& variables) {
     for (const char* name : known) ::unsetenv(name);
     for (const auto& [name, value] : variables) ::setenv(name, value, 1);
     const auto clean = [&] {
       for (const char* name : known) ::unsetenv(name);
     };
     try {
-      const Seat found = seat_from_environment();
+      const RankInfo found = rank_info_from_environment();
       clean();
       return found;
     } catch (...) {
@@ -401,35 +402,35 @@ TEST_CASE("ranks: a launcher's environment says who is who") {
       throw;
     }
   };
-  CHECK(seat({}).ranks == 1);
-  const Seat torchrun = seat({{"RANK", "3"},
-                              {"WORLD_SIZE", "8"},
-                              {"LOCAL_RANK", "1"},
-                              {"MASTER_ADDR", "a.b"},
-                              {"MASTER_PORT", "1234"},
-                              {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  CHECK(rank_info({}).ranks == 1);
+  const RankInfo torchrun = rank_info({{"RANK", "3"},
+                                       {"WORLD_SIZE", "8"},
+                                       {"LOCAL_RANK", "1"},
+                                       {"MASTER_ADDR", "a.b"},
+                                       {"MASTER_PORT", "1234"},
+                                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   CHECK((torchrun.rank == 3 && torchrun.ranks == 8 && torchrun.local_rank == 1 && torchrun.served));
   CHECK((torchrun.address == "a.b" && torchrun.port == 1234));
-  const Seat mpirun = seat({{"OMPI_COMM_WORLD_RANK", "1"},
-                            {"OMPI_COMM_WORLD_SIZE", "2"},
-                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  const RankInfo mpirun = rank_info({{"OMPI_COMM_WORLD_RANK", "1"},
+                                     {"OMPI_COMM_WORLD_SIZE", "2"},
+                                     {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                     {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   CHECK((mpirun.rank == 1 && mpirun.ranks == 2 && mpirun.address == "127.0.0.1" && !mpirun.served));
-  const Seat srun = seat({{"SLURM_PROCID", "5"},
-                          {"SLURM_NTASKS", "16"},
-                          {"SLURM_LOCALID", "5"},
-                          {"SLURM_JOB_ID", "4711"},
-                          {"SLURM_JOB_NODELIST", "node[03-04,9],other"}});
+  const RankInfo srun = rank_info({{"SLURM_PROCID", "5"},
+                                   {"SLURM_NTASKS", "16"},
+                                   {"SLURM_LOCALID", "5"},
+                                   {"SLURM_JOB_ID", "4711"},
+                                   {"SLURM_JOB_NODELIST", "node[03-04,9],other"}});
   CHECK((srun.rank == 5 && srun.ranks == 16 && srun.local_rank == 5 && srun.address == "node03" && srun.port == 30211));
-  CHECK(seat({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a1,b[1-2]"}}).address == "a1");
-  CHECK(seat({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).ranks == 4);
+  CHECK(rank_info({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_NODELIST", "a1,b[1-2]"}}).address == "a1");
+  CHECK(rank_info({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}).ranks == 4);
 
-  CHECK_THROWS_WITH(seat({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), Contains("RANK is 2"));
-  CHECK_THROWS_WITH(seat({{"RANK", "0"}}), Contains("RANK and WORLD_SIZE belong together"));
-  CHECK_THROWS_WITH(seat({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), Contains("RANK is x"));
-  CHECK_THROWS_WITH(seat({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}), Contains("MASTER_PORT"));
+  CHECK_THROWS_WITH(rank_info({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), Contains("RANK is 2"));
+  CHECK_THROWS_WITH(rank_info({{"RANK", "0"}}), Contains("RANK and WORLD_SIZE belong together"));
+  CHECK_THROWS_WITH(rank_info({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), Contains("RANK is x"));
+  CHECK_THROWS_WITH(rank_info({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "99999"}}), Contains("MASTER_PORT"));
   CHECK_THROWS_WITH(
-      seat({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+      rank_info({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
       Contains("MASTER_ADDR is not set"));
 }
 

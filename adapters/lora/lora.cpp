@@ -100,7 +100,7 @@ class LowRankSeam final : public LinearSeam {
     auto* numbers = mask.mutable_data_ptr<float>();
     at::parallel_for(0, tokens, kernels::grain_of(width), [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t t = first; t < last; ++t) {
-        const std::int64_t row = (begin + t) / length, token = training.part * length + (begin + t) % length;
+        const std::int64_t row = (begin + t) / length, token = training.sequence_rank * length + (begin + t) % length;
         const std::uint64_t seed = draw(draw(training.row_seed(row), place), static_cast<std::uint64_t>(token));
         float* to = numbers + t * width;
         for (std::int64_t i = 0; i < width; i += 2) {  // one draw decides two features

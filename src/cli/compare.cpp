@@ -52,7 +52,7 @@ void add_compare(CLI::App& app) {
       comparing.describe_error = [](const std::exception_ptr& thrown) { return ending(thrown).text; };
       const std::vector<NamedRecipe> recipes = read_recipes(words.recipes, words.settings, options->runs);
       const Comparison comparison = compare(recipes, comparing, world);
-      if (!world.leads()) return;
+      if (!world.is_rank0()) return;
       write_report(comparison, options->out);
       print_out("{}\nreport: {}\n", markdown(comparison), (comparing.out / "report.html").string());
     });

@@ -183,7 +183,7 @@ void run_verb(const Perplexity& options, World& world) {
   const std::int64_t longest = model.config().longest_context();
   settings.contexts = options.contexts.empty() ? std::vector{longest} : options.contexts;
   const TokenRange range = open_range(options, subject);
-  if (world.leads()) warn_of_training_text(options, subject);
+  if (world.is_rank0()) warn_of_training_text(options, subject);
   PerplexityRun run(model, range, settings);
   for (const std::int64_t context : settings.contexts) {
     if (context > longest) warn("a context of {} is longer than the model's context of {}", context, longest);
@@ -194,7 +194,7 @@ void run_verb(const Perplexity& options, World& world) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<ContextPerplexity> results = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (!world.leads()) return;
+  if (!world.is_rank0()) return;
   if (options.json) {
     print_out("{}\n", to_text(Json{{"model", options.model.folder},
                                    {"model_context", longest},

@@ -73,7 +73,7 @@ void write_details(const ChoiceRun& run, const std::string& path) {
 }
 
 void run_verb(const Choice& verb, World& world) {
-  if (world.leads() && !verb.details.empty()) {
+  if (world.is_rank0() && !verb.details.empty()) {
     require_writable(verb.details, /*replace=*/true);
     require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder, verb.data, verb.shots_from});
   }
@@ -91,7 +91,7 @@ void run_verb(const Choice& verb, World& world) {
   const auto start = std::chrono::steady_clock::now();
   const ChoiceResults results = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (!world.leads()) return;
+  if (!world.is_rank0()) return;
   if (!verb.details.empty()) write_details(run, verb.details);
   if (run.shortened() > 0) {
     warn("{} longer than the model's context of {}: truncated on the left", counted(run.shortened(), "question"),

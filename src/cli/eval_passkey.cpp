@@ -104,7 +104,7 @@ void measure(const Passkey& verb, const Subject& subject, World& world) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<PasskeyCell> cells = finish(run, keeping);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (!world.leads()) return;
+  if (!world.is_rank0()) return;
   if (!verb.details.empty()) write_details(run, tokenizer, verb.details);
   if (verb.json) {
     print_out("{}\n", to_text(Json{{"model", verb.model.folder},
@@ -130,7 +130,7 @@ void measure(const Passkey& verb, const Subject& subject, World& world) {
 }
 
 void run_verb(const Passkey& verb, World& world) {
-  if (world.leads() && !verb.details.empty()) {
+  if (world.is_rank0() && !verb.details.empty()) {
     require_writable(verb.details, /*replace=*/true);
     require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder});
   }

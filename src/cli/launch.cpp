@@ -22,7 +22,7 @@
 #include "core/moment.h"
 #include "core/output.h"
 #include "core/signals.h"
-#include "distributed/meeting_place.h"
+#include "distributed/rendezvous.h"
 
 namespace tapetune::cli {
 
@@ -32,8 +32,8 @@ struct Child {
   pid_t process = 0;
   bool ended = false;
   int status = 0;
-  std::string beat = {};                               // the last one seen
-  std::chrono::steady_clock::time_point beat_at = {};  // when it was another than before
+  std::string heartbeat = {};                               // the last one seen
+  std::chrono::steady_clock::time_point heartbeat_at = {};  // when it was another than before
 };
 
 // The program's own file. Ranks are started from it rather than through /proc/self/exe, which would name them "exe".
@@ -149,7 +149,7 @@ class Waiting {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Nobody else knows of a rank that was killed, or ended before it met the others.
+  // Nobody else knows of a rank that was killed, or ended before the rendezvous.
   void tell_failure(int rank) {
     const int status = children_[static_cast<std::size_t>(rank)].status;
     if (!first_failure_) first_failure_ = Clock::now();
@@ -165,7 +165,7 @@ class Waiting {
     }
   }
 
-  // A stopped process ends by nothing but SIGKILL; one whose heart beats may be saving, and ends by itself.
+  // A stopped process ends by nothing but SIGKILL; one that sends heartbeats may be saving, and ends by itself.
   void end_silent_ranks() {
     constexpr std::chrono::seconds look_every{1}, grace{15};  // longer than rank 0 takes to find out
     const Clock::time_point now = Clock::now();
@@ -174,14 +174,14 @@ class Waiting {
     for (std::size_t r = 0; r < children_.size(); ++r) {
       Child& child = children_[r];
       if (child.ended) continue;
-      std::string beat;
+      std::string heartbeat;
       try {
-        const std::string key = beat_key(static_cast<int>(r));
-        if (store_->check({key})) beat = text_of(store_->get(key));
-      } catch (const std::exception&) {  // as one that does not beat
+        const std::string key = heartbeat_key(static_cast<int>(r));
+        if (store_->check({key})) heartbeat = text_of(store_->get(key));
+      } catch (const std::exception&) {  // as one without a heartbeat
       }
-      if (std::exchange(child.beat, beat) != beat) child.beat_at = now;
-      if (now - std::max(child.beat_at, *first_failure_) > grace) ::kill(child.process, SIGKILL);
+      if (std::exchange(child.heartbeat, heartbeat) != heartbeat) child.heartbeat_at = now;
+      if (now - std::max(child.heartbeat_at, *first_failure_) > grace) ::kill(child.process, SIGKILL);
     }
   }
 
@@ -193,7 +193,7 @@ class Waiting {
 };
 
 int launch(int ranks, const std::vector<std::string>& command) {
-  const auto store = open_meeting_place();
+  const auto store = open_rendezvous();
   RankProgram program(own_program(), command, ranks, store->getPort());
   std::vector<Child> children(static_cast<std::size_t>(ranks));
   count_interrupts();

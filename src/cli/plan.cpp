@@ -9,7 +9,7 @@
 #include "core/digits.h"
 #include "core/json.h"
 #include "core/output.h"
-#include "distributed/layout.h"
+#include "distributed/mesh.h"
 #include "recipe/shipped.h"
 
 namespace tapetune::cli {

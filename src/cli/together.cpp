@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "core/trace.h"
-#include "distributed/meeting_place.h"
+#include "distributed/rendezvous.h"
 #include "model/device.h"
 
 namespace tapetune::cli {
@@ -17,8 +17,8 @@ namespace tapetune::cli {
 namespace {
 
 void write_trace(World& world, const std::string& path) {
-  const std::vector<std::string> all = world.collect(to_text(trace::events(world.rank())));
-  if (!world.leads()) return;
+  const std::vector<std::string> all = world.gather(to_text(trace::events(world.rank())));
+  if (!world.is_rank0()) return;
   Json events = Json::array();
   for (std::size_t r = 0; r < all.size(); ++r) {
     for (Json& event : json_of_rank(static_cast<int>(r), all[r])) events.push_back(std::move(event));
@@ -28,12 +28,12 @@ void write_trace(World& world, const std::string& path) {
   file.commit();
 }
 
-// Of an interruption while they meet, rank 0 speaks for all.
-std::unique_ptr<World> meet(const Seat& seat, std::chrono::seconds timeout, at::Device device) {
+// Of an interruption during the rendezvous, rank 0 speaks for all.
+std::unique_ptr<World> meet(const RankInfo& info, std::chrono::seconds timeout, at::Device device) {
   try {
-    return std::make_unique<World>(seat, timeout, device);
+    return std::make_unique<World>(info, timeout, device);
   } catch (const Interrupted&) {
-    if (seat.rank == 0) throw;
+    if (info.rank == 0) throw;
     throw Interrupted("");
   }
 }
@@ -53,15 +53,15 @@ void add_together(CLI::App& verb, TogetherOptions& options) {
 bool shares_work(const CLI::App& verb) { return verb.get_option_no_throw("--timeout") != nullptr; }
 
 void together(const TogetherOptions& options, const std::function<void(World& world)>& work) {
-  const Seat seat = seat_from_environment();
+  const RankInfo info = rank_info_from_environment();
   const bool asked_quiet = quiet();
-  if (seat.rank != 0) set_quiet(true);
+  if (info.rank != 0) set_quiet(true);
   if (!options.trace.empty()) trace::begin();
-  const at::Device device = open_device(options.device, seat.local_rank);
-  if (seat.rank == 1) set_quiet(asked_quiet);  // it says so when rank 0 does not come
-  const std::unique_ptr<World> met = meet(seat, std::chrono::seconds(options.timeout), device);
+  const at::Device device = open_device(options.device, info.local_rank);
+  if (info.rank == 1) set_quiet(asked_quiet);  // it says so when rank 0 does not come
+  const std::unique_ptr<World> met = meet(info, std::chrono::seconds(options.timeout), device);
   World& world = *met;
-  if (seat.rank != 0) set_quiet(true);
+  if (info.rank != 0) set_quiet(true);
   if (world.size() == 1) {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);
@@ -70,18 +70,18 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
   try {
     work(world);
     if (!options.trace.empty()) write_trace(world, options.trace);
-    world.announce("done");  // what rank 0 could not write is no success on any rank
-    world.leave(std::chrono::seconds(options.timeout));
+    world.broadcast("done");  // what rank 0 could not write is no success on any rank
+    world.shutdown(std::chrono::seconds(options.timeout));
   } catch (...) {
     const Ending end = ending(std::current_exception());
     if (end.code == resumable) world.interrupt();
-    tell({end.code == resumable ? (world.leads() ? end.text : "") : world.explain(end.text), end.code});
+    tell({end.code == resumable ? (world.is_rank0() ? end.text : "") : world.diagnose(end.text), end.code});
     std::fflush(stdout);
     std::fflush(stderr);
     if (end.code == resumable) {
-      world.leave(std::chrono::seconds(10));  // some may have been interrupted where others were not
+      world.shutdown(std::chrono::seconds(10));  // some may have been interrupted where others were not
     } else {
-      world.part();
+      world.confirm_failure();
     }
     // Connections to ranks that are gone would be waited for on the way out.
     std::_Exit(end.code);

@@ -84,7 +84,7 @@ void add_train(CLI::App& app) {
       const Recipe recipe = recipe_to_train(options->recipe, options->words);
       const TrainResult result =
           train(recipe, TAPETUNE_VERSION, world, [](const std::exception_ptr& thrown) { return ending(thrown).text; });
-      if (!world.leads()) return;
+      if (!world.is_rank0()) return;
       print_summary(recipe, result);
       if (options->timing) write_error(to_text(Json{{"first_step_at", result.first_step_at}}) + "\n");
     });

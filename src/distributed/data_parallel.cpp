@@ -8,13 +8,13 @@ namespace tapetune {
 
 namespace {
 
-// Sums a bucket. Without a hook of ours the Reducer would divide by the number of ranks, but losses are divided by the
-// tokens of all ranks already.
+// All-reduces a bucket. Without a hook of ours the Reducer would divide by the number of ranks, but losses are divided
+// by the tokens of all ranks already.
 class SumBuckets final : public c10d::CppCommHookInterface<Group> {
  public:
   using CppCommHookInterface::CppCommHookInterface;
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    return state_.sum_future(bucket.getBuffer(), fmt::format("gradients {}", bucket.getIndex()));
+    return state_.all_reduce_future(bucket.getBuffer(), fmt::format("gradients {}", bucket.getIndex()));
   }
 };
 

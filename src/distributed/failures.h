@@ -5,27 +5,28 @@
 #include <string>
 #include <vector>
 
-#include "distributed/meeting_place.h"
+#include "distributed/rendezvous.h"
 
 namespace tapetune {
 
-constexpr std::chrono::seconds beat_every{1};
-// A rank whose heart has not beaten for so long while others' did is stopped, killed or cut off.
-constexpr std::chrono::seconds silence{4};
+constexpr std::chrono::seconds heartbeat_every{1};
+// A rank that has sent no heartbeat for so long while others have is suspended, killed or cut off.
+constexpr std::chrono::seconds stale_after{4};
 // Longer than any answer of a store that is there.
 constexpr std::chrono::seconds patience{15};
 
 // Until every other rank has set its key, or for this long.
 void wait_for_others(const Store& store, int ranks, std::string (*key)(int), std::chrono::seconds longest);
 
-// Rank 0 looks who it was: a rank that told its failure, one whose heart has stopped, or the last of them.
-std::string find_culprit(const Store& store, const std::vector<std::string>& people, const std::string& error);
-// The others wait until rank 0 has told it. Throws where rank 0 is gone itself.
+// Rank 0 looks who it was: a rank that reported its failure, one without heartbeats, or the last of them. `hosts`:
+// "host, process 123", by rank.
+std::string find_culprit(const Store& store, const std::vector<std::string>& hosts, const std::string& error);
+// The others wait until rank 0 has reported it. Throws where rank 0 is gone itself.
 void wait_until_told(const Store& store, int own);
 // Rank 0 stays until the others know, because the store may end with it.
 void stay_until_heard(const Store& store, int ranks);
 // Rank 0 may still be saving what all have computed, and a launcher that sees one rank end may end the others. So they
-// stay until it is done, for as long as its heart beats.
+// stay until it is done, for as long as it sends heartbeats.
 void wait_for_rank_0_to_leave(const Store& store);
 
 }  // namespace tapetune

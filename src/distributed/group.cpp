@@ -45,7 +45,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> Group::process_group() const { return sta
 
 namespace {
 
-// Starts an exchange through `post`; its end is recorded whoever waits for it.
+// Starts a collective through `post`; its end is recorded whoever waits for it.
 template <typename State, typename Post>
 c10::intrusive_ptr<c10d::Work> started(const std::shared_ptr<State>& state, const std::string& what,
                                        std::uint64_t bytes, const Post& post) {
@@ -82,7 +82,7 @@ Group::Pending pending(const std::shared_ptr<State>& state, c10::intrusive_ptr<c
 
 }  // namespace
 
-Group::Pending Group::sum(const at::Tensor& t) const {
+Group::Pending Group::all_reduce(const at::Tensor& t) const {
   if (size() == 1) return {};
   const auto ranks = static_cast<std::uint64_t>(size());
   return pending(state_, started(state_, "sum", 2 * bytes_of(t) * (ranks - 1) / ranks, [&] {
@@ -91,7 +91,7 @@ Group::Pending Group::sum(const at::Tensor& t) const {
                  }));
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::sum_future(const at::Tensor& t, const std::string& what) const {
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_future(const at::Tensor& t, const std::string& what) const {
   const auto ranks = static_cast<std::uint64_t>(size());
   std::vector<at::Tensor> tensors{t};
   return started(state_, what, 2 * bytes_of(t) * (ranks - 1) / ranks,
@@ -99,22 +99,22 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::sum_future(const at::Tensor& t, c
       ->getFuture();
 }
 
-Group::Pending Group::gather(const at::Tensor& whole, const at::Tensor& part) const {
+Group::Pending Group::all_gather(const at::Tensor& whole, const at::Tensor& part) const {
   if (size() == 1) {
     whole.copy_(part);
     return {};
   }
   const auto ranks = static_cast<std::uint64_t>(size());
-  if (whole.is_cpu()) return gather_in_place(whole, part);
+  if (whole.is_cpu()) return all_gather_in_place(whole, part);
   return pending(state_, started(state_, "gather", bytes_of(part) * (ranks - 1), [&] {
                    at::Tensor to = whole, from = part;
                    return state_->backend->_allgather_base(to, from);
                  }));
 }
 
-// Each sends its part to all: as many bytes as in a ring, straight to where they belong. Gloo's own gather would bring
-// them to a second buffer as large as the whole first.
-Group::Pending Group::gather_in_place(const at::Tensor& whole, const at::Tensor& part) const {
+// Each sends its part to all: as many bytes as in a ring, straight to where they belong. Gloo's own all-gather would
+// bring them to a second buffer as large as the whole first.
+Group::Pending Group::all_gather_in_place(const at::Tensor& whole, const at::Tensor& part) const {
   const std::int64_t count = part.numel();
   const int tag = state_->gathers++ & 0xFFFF;
   const double begin = trace::now();
@@ -145,7 +145,7 @@ Group::Pending Group::gather_in_place(const at::Tensor& whole, const at::Tensor&
   });
 }
 
-Group::Pending Group::exchange(const at::Tensor& to, const at::Tensor& from) const {
+Group::Pending Group::all_to_all(const at::Tensor& to, const at::Tensor& from) const {
   if (size() == 1) {
     to.copy_(from);
     return {};

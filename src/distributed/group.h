@@ -29,7 +29,7 @@ class Group {
   int rank() const;
   int size() const;
 
-  // An exchange that goes on by itself; `wait` is where its tensors may be used, and throws RankLost.
+  // A collective in flight; after `wait` its tensors may be used. `wait` throws RankLost.
   class Pending {
    public:
     Pending() = default;
@@ -42,25 +42,25 @@ class Group {
     std::function<void()> wait_;
   };
 
-  Pending sum(const at::Tensor& t) const;                                 // in place, over all processes
-  Pending gather(const at::Tensor& whole, const at::Tensor& part) const;  // [size * n] <- [n] of each, by rank
-  Pending exchange(const at::Tensor& to, const at::Tensor& from) const;   // row r of `from` goes to rank r
-  Pending broadcast(const at::Tensor& t) const;                           // from rank 0
+  Pending all_reduce(const at::Tensor& t) const;                              // the sum over all processes, in place
+  Pending all_gather(const at::Tensor& whole, const at::Tensor& part) const;  // [size * n] <- [n] of each, by rank
+  Pending all_to_all(const at::Tensor& to, const at::Tensor& from) const;     // row r of `from` goes to rank r
+  Pending broadcast(const at::Tensor& t) const;                               // from rank 0
 
-  // What this process has sent, by the algorithms' formulas: a sum of n bytes sends 2 n (R - 1) / R, a gather of parts
-  // of n bytes n (R - 1), an exchange of n bytes n (R - 1) / R.
+  // What this process has sent, by the algorithms' formulas: an all-reduce of n bytes sends 2 n (R - 1) / R, an
+  // all-gather of parts of n bytes n (R - 1), an all-to-all of n bytes n (R - 1) / R.
   std::uint64_t bytes_sent() const;
-  // Whether an exchange has failed; what is thrown later is then a consequence.
+  // Whether a collective has failed; what is thrown later is then a consequence.
   bool lost() const;
 
-  // For c10d's own engines; what they send is entered with `count`.
+  // For c10d's own engines, as the Reducer of DataParallel.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
-  // A sum of this tensor that they start: entered, traced and watched.
-  c10::intrusive_ptr<c10::ivalue::Future> sum_future(const at::Tensor& t, const std::string& what) const;
+  // An all-reduce that they start: its bytes are counted, and it is traced and watched for failures.
+  c10::intrusive_ptr<c10::ivalue::Future> all_reduce_future(const at::Tensor& t, const std::string& what) const;
 
  private:
   struct State;
-  Pending gather_in_place(const at::Tensor& whole, const at::Tensor& part) const;
+  Pending all_gather_in_place(const at::Tensor& whole, const at::Tensor& part) const;
   std::shared_ptr<State> state_;
 };
 

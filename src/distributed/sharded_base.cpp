@@ -8,33 +8,34 @@ namespace {
 
 at::Tensor as_bytes(const at::Tensor& t) { return t.flatten().view(at::kByte); }
 
-// Memory that wholes come into: what one layer has left takes the next one, so that there are no more blocks than
-// layers at once, and none comes and goes.
-class Rooms {
+// Buffers for gathered layers: one that a layer has left serves the next one, so that there are no more buffers than
+// layers in use at once, and none is allocated again and again.
+class BufferPool {
  public:
   at::Tensor take(std::int64_t bytes, const at::TensorOptions& options) {
     largest_ = std::max(largest_, bytes);
-    for (at::Tensor& room : rooms_) {
-      if (room.storage().use_count() > 1) continue;  // a layer, or a graph, still uses it
-      if (room.numel() < bytes) room = at::empty({largest_}, options);
-      return room.narrow(0, 0, bytes);
+    for (at::Tensor& buffer : buffers_) {
+      if (buffer.storage().use_count() > 1) continue;  // a layer, or a graph, still uses it
+      if (buffer.numel() < bytes) buffer = at::empty({largest_}, options);
+      return buffer.narrow(0, 0, bytes);
     }
-    rooms_.push_back(at::empty({largest_}, options));
-    return rooms_.back().narrow(0, 0, bytes);
+    buffers_.push_back(at::empty({largest_}, options));
+    return buffers_.back().narrow(0, 0, bytes);
   }
   void expect(std::int64_t bytes) { largest_ = std::max(largest_, bytes); }
 
  private:
-  std::vector<at::Tensor> rooms_;
+  std::vector<at::Tensor> buffers_;
   std::int64_t largest_ = 0;
 };
 
-// Tensors that come together: their bytes one behind the other, cut into equal parts.
-class Unit {
+// Tensors that are all-gathered together: their bytes one behind the other, in shards of equal size.
+class ShardedTensors {
  public:
   // Takes the frozen ones of these.
-  Unit(std::vector<at::Tensor> tensors, const Group& group, std::shared_ptr<Rooms> rooms, at::Device device)
-      : group_(group), rooms_(std::move(rooms)), slots_(tensors.size()) {
+  ShardedTensors(std::vector<at::Tensor> tensors, const Group& group, std::shared_ptr<BufferPool> pool,
+                 at::Device device)
+      : group_(group), pool_(std::move(pool)), slots_(tensors.size()) {
     constexpr std::int64_t alignment = 64;  // of each, so that it can be computed with where it lies
     std::int64_t all = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -46,7 +47,7 @@ class Unit {
     if (pieces_.empty()) return;
     const std::int64_t each = (all / alignment + group.size() - 1) / group.size() * alignment;
     const std::int64_t begin = each * group.rank(), end = begin + each;
-    rooms_->expect(each * group.size());
+    pool_->expect(each * group.size());
     part_ = at::zeros({each}, at::TensorOptions().dtype(at::kByte).device(device));
     for (const Piece& p : pieces_) {
       const std::int64_t from = std::max(begin, p.begin), to = std::min(end, p.begin + p.bytes);
@@ -57,11 +58,11 @@ class Unit {
 
   bool empty() const { return pieces_.empty(); }
 
-  // Starts to come, unless it is under way.
+  // Starts the all-gather, unless it is in flight.
   void fetch() {
     if (empty() || whole_.defined()) return;
-    whole_ = rooms_->take(part_.numel() * group_.size(), part_.options());
-    pending_ = group_.gather(whole_, part_);
+    whole_ = pool_->take(part_.numel() * group_.size(), part_.options());
+    pending_ = group_.all_gather(whole_, part_);
   }
 
   // All of them, in the order in which they were given; their memory serves others when the last of them is gone.
@@ -85,11 +86,11 @@ class Unit {
     std::vector<std::int64_t> shape;
   };
   Group group_;
-  std::shared_ptr<Rooms> rooms_;
+  std::shared_ptr<BufferPool> pool_;
   std::size_t slots_;
   std::vector<Piece> pieces_;
   at::Tensor part_;   // [bytes / ranks]
-  at::Tensor whole_;  // [bytes], while it comes
+  at::Tensor whole_;  // [bytes], while it is gathered
   Group::Pending pending_;
 };
 
@@ -99,23 +100,23 @@ std::vector<at::Tensor*> matrices(LayerWeights& layer) {
   return all;
 }
 
-// Empties `from` into a unit: what trains stays.
-Unit take_away(const std::vector<at::Tensor*>& from, const Group& group, const std::shared_ptr<Rooms>& rooms,
-               at::Device device) {
+// Moves the frozen ones of `from` into shards: what trains stays.
+ShardedTensors take_away(const std::vector<at::Tensor*>& from, const Group& group,
+                         const std::shared_ptr<BufferPool>& pool, at::Device device) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(from.size());
   for (const at::Tensor* t : from) tensors.push_back(*t);
-  Unit unit(tensors, group, rooms, device);
+  ShardedTensors sharded(tensors, group, pool, device);
   for (at::Tensor* t : from) {
     if (t->defined() && !t->requires_grad()) t->reset();
   }
-  return unit;
+  return sharded;
 }
 
 struct Shards {
   LlamaWeights kept;  // what is whole everywhere
-  std::vector<Unit> layers;
-  std::vector<Unit> ends;  // the embedding; and the head, where it is another
+  std::vector<ShardedTensors> layers;
+  std::vector<ShardedTensors> ends;  // the embedding; and the head, where it is another
 };
 
 }  // namespace
@@ -123,10 +124,10 @@ struct Shards {
 void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel, at::Device device) {
   if (group.size() == 1) return;
   const auto shards = std::make_shared<Shards>();
-  const auto rooms = std::make_shared<Rooms>();
+  const auto pool = std::make_shared<BufferPool>();
   const bool tied = weights.head.weight.is_same(weights.embedding);
   for (LayerWeights& layer : weights.layers) {
-    shards->layers.push_back(take_away(matrices(layer), group, rooms, device));
+    shards->layers.push_back(take_away(matrices(layer), group, pool, device));
     // The mapping of a checkpoint stays while anything of it is used, with all its pages that were read.
     for (at::Tensor* norm : {&layer.input_norm, &layer.post_attention_norm}) {
       if (!norm->requires_grad()) *norm = norm->to(device, norm->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
@@ -134,11 +135,11 @@ void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel, a
   }
   if (!weights.norm.requires_grad())
     weights.norm = weights.norm.to(device, weights.norm.scalar_type(), false, /*copy=*/true);
-  shards->ends.push_back(take_away({&weights.embedding}, group, rooms, device));
+  shards->ends.push_back(take_away({&weights.embedding}, group, pool, device));
   if (tied) {
     weights.head.weight = weights.embedding;
   } else {
-    shards->ends.push_back(take_away({&weights.head.weight, &weights.head.bias}, group, rooms, device));
+    shards->ends.push_back(take_away({&weights.head.weight, &weights.head.bias}, group, pool, device));
   }
   shards->kept = weights;
 

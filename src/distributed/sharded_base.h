@@ -1,4 +1,4 @@
-// Frozen weights of which every process holds one part, and all of a layer while it is used.
+// FSDP-style sharding of frozen weights: every process holds one shard of a layer, and all of it while it is used.
 #pragma once
 
 #include "distributed/group.h"
@@ -6,8 +6,8 @@
 
 namespace tapetune {
 
-// Cuts the frozen matrices of `weights` into the group's parts, copies the own one and lets go of the rest: of a mapped
-// checkpoint only that part is ever read. They come together through `parallel`, the next layer's while one computes.
+// Shards the frozen matrices of `weights` over the group, copies the own shard and lets go of the rest: of a mapped
+// checkpoint only that shard is ever read. `parallel` all-gathers them, the next layer's while one computes.
 // What trains, and norms, stay whole. All of it is then on `device`.
 void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel, at::Device device = at::kCPU);
 

@@ -21,8 +21,8 @@
 #include "core/signals.h"
 #include "distributed/failures.h"
 #include "distributed/gloo.h"
-#include "distributed/meeting_place.h"
 #include "distributed/reminder.h"
+#include "distributed/rendezvous.h"
 #ifdef TAPETUNE_CUDA
 #include "distributed/cuda/nccl.h"
 #endif
@@ -50,46 +50,46 @@ std::string listed(const std::vector<int>& ranks) {
 
 }  // namespace
 
-struct World::Meeting {
+struct World::Rendezvous {
   Store store;
-  Store beats;  // a connection of its own: a beat never waits for what the training thread asks
+  Store heartbeat_store;  // a connection of its own: a heartbeat never waits for what the training thread asks
   seconds timeout;
   at::Device device;
   std::string address;
   std::vector<Group> groups;
-  std::vector<std::string> people;  // "host, process 123", by rank; on rank 0
+  std::vector<std::string> hosts;  // "host, process 123", by rank; on rank 0
   std::atomic<std::int64_t> step = 0;
-  int talks = 0;       // counts what the ranks tell each other, for keys of their own
-  std::string shared;  // the key of what was shared last
+  int next_message = 0;  // numbers what the ranks send each other, for keys of their own
+  std::string shared;    // the key of the last all_gather's result
   bool lost = false;
 
   std::mutex guard;
   std::condition_variable ended;
   bool ending = false;
-  std::thread heart;
+  std::thread heartbeat_thread;
 
-  Meeting(Store given, seconds time, at::Device where) : store(std::move(given)), timeout(time), device(where) {}
-  ~Meeting() {
+  Rendezvous(Store given, seconds time, at::Device where) : store(std::move(given)), timeout(time), device(where) {}
+  ~Rendezvous() {
     {
       const std::lock_guard lock(guard);
       ending = true;
     }
     ended.notify_all();
-    if (heart.joinable()) heart.join();
+    if (heartbeat_thread.joinable()) heartbeat_thread.join();
   }
 
-  void beat(int rank) {
-    heart = std::thread([this, rank] {
+  void start_heartbeat(int rank) {
+    heartbeat_thread = std::thread([this, rank] {
       std::unique_lock lock(guard);
       for (std::int64_t n = 0; !ending; ++n) {
         lock.unlock();
         try {
-          beats->set(beat_key(rank), fmt::format("{} {}", n, step.load()));
+          heartbeat_store->set(heartbeat_key(rank), fmt::format("{} {}", n, step.load()));
         } catch (const std::exception&) {
           return;  // the store is gone, and with it whoever would listen
         }
         lock.lock();
-        ended.wait_for(lock, beat_every, [this] { return ending; });
+        ended.wait_for(lock, heartbeat_every, [this] { return ending; });
       }
     });
   }
@@ -120,36 +120,36 @@ struct World::Meeting {
     if (store->check({interrupted_key})) throw Interrupted(stopped_early);
   }
 
-  // Waits for another rank's word, unless a rank ends meanwhile. `busy`: a rank that may take longer than the timeout
-  // before it speaks, as long as its heart beats.
+  // Waits for another rank's message, unless a rank ends meanwhile. `busy`: a rank that may take longer than the
+  // timeout to send it, as long as it sends heartbeats.
   std::string get(const std::string& key, int ranks, std::optional<int> busy = std::nullopt) {
     return asking([&]() -> std::string {
       auto deadline = std::chrono::steady_clock::now() + timeout;
-      std::string last_beat;
+      std::string last_heartbeat;
       while (std::chrono::steady_clock::now() < deadline) {
         try {
-          store->wait({key}, beat_every);
+          store->wait({key}, heartbeat_every);
           return text_of(store->get(key));
         } catch (const c10::DistStoreError&) {
           look_for_ends(ranks);
-          if (!busy || !store->check({beat_key(*busy)})) continue;
-          std::string beat = text_of(store->get(beat_key(*busy)));
-          if (beat != last_beat) deadline = std::chrono::steady_clock::now() + timeout;
-          last_beat = std::move(beat);
+          if (!busy || !store->check({heartbeat_key(*busy)})) continue;
+          std::string heartbeat = text_of(store->get(heartbeat_key(*busy)));
+          if (heartbeat != last_heartbeat) deadline = std::chrono::steady_clock::now() + timeout;
+          last_heartbeat = std::move(heartbeat);
         }
       }
       lose(fmt::format("no answer for {} s", timeout.count()));
     });
   }
 
-  std::string person(int rank) const {
-    return static_cast<std::size_t>(rank) < people.size() ? people[static_cast<std::size_t>(rank)] : "unknown";
+  std::string host(int rank) const {
+    return static_cast<std::size_t>(rank) < hosts.size() ? hosts[static_cast<std::size_t>(rank)] : "unknown";
   }
 };
 
 namespace {
 
-// LibTorch would write pages about every connection that breaks; what of it people need, explain() says in a line.
+// LibTorch would write pages about every connection that breaks; what of it people need, diagnose() says in a line.
 void hush_libtorch() {
   ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
   c10::initLogging();
@@ -160,97 +160,98 @@ void hush_libtorch() {
 World::World() = default;
 World::~World() = default;
 
-World::World(const Seat& seat, seconds timeout, at::Device device) : seat_(seat), device_(device) {
-  if (seat.ranks == 1) return;
+World::World(const RankInfo& info, seconds timeout, at::Device device) : rank_info_(info), device_(device) {
+  if (info.ranks == 1) return;
   hush_libtorch();
-  std::signal(SIGPIPE, SIG_IGN);  // a rank that is gone is an error of the exchange, not the end of this process
+  std::signal(SIGPIPE, SIG_IGN);  // a rank that is gone is an error of the collective, not the end of this process
   report_closed_pipes();
   at_moment("meet");
-  meeting_ = std::make_unique<Meeting>(join_meeting_place(seat, timeout), timeout, device);
-  Meeting& m = *meeting_;
-  m.address = own_address(seat.address, seat.port);
-  m.store->set(here_key(rank()), fmt::format("{}, process {}", here(), ::getpid()));
-  if (leads()) {
+  rendezvous_ = std::make_unique<Rendezvous>(join_rendezvous(info, timeout), timeout, device);
+  Rendezvous& rdzv = *rendezvous_;
+  rdzv.address = own_address(info.address, info.port);
+  rdzv.store->set(here_key(rank()), fmt::format("{}, process {}", here(), ::getpid()));
+  if (is_rank0()) {
     wait_for_ranks();
-    for (int r = 0; r < size(); ++r) m.people.push_back(excerpt(text_of(m.store->get(here_key(r)))));
-    m.store->set(all_here, std::string("yes"));
+    for (int r = 0; r < size(); ++r) rdzv.hosts.push_back(excerpt(text_of(rdzv.store->get(here_key(r)))));
+    rdzv.store->set(all_here, std::string("yes"));
   } else {
     wait_for_rank_0();
   }
-  m.beats = m.store->clone();
-  m.beat(rank());
+  rdzv.heartbeat_store = rdzv.store->clone();
+  rdzv.start_heartbeat(rank());
   at_moment("met");
 }
 
-// Before all are there, one that was interrupted or has failed ends the meeting for all.
-void World::end_meeting_early() {
-  Meeting& m = *meeting_;
+// Before all are there, one that was interrupted or has failed ends the rendezvous for all.
+void World::end_rendezvous_early() {
+  Rendezvous& rdzv = *rendezvous_;
   for (int r = 0; r < size(); ++r) {
-    if (!m.store->check({failed_key(r)})) continue;
-    if (!leads()) throw Error("");  // rank 0 says it
-    fail("ranks", "rank {} failed: {}", r, excerpt(text_of(m.store->get(failed_key(r)))));
+    if (!rdzv.store->check({failed_key(r)})) continue;
+    if (!is_rank0()) throw Error("");  // rank 0 says it
+    fail("ranks", "rank {} failed: {}", r, excerpt(text_of(rdzv.store->get(failed_key(r)))));
   }
-  if (interrupted()) m.store->set(interrupted_key, std::string("yes"));
-  if (m.store->check({interrupted_key})) throw Interrupted(stopped_early);
+  if (interrupted()) rdzv.store->set(interrupted_key, std::string("yes"));
+  if (rdzv.store->check({interrupted_key})) throw Interrupted(stopped_early);
 }
 
 void World::wait_for_ranks() {
-  Meeting& m = *meeting_;
+  Rendezvous& rdzv = *rendezvous_;
   // Rank 0 listens where it is told to.
-  const bool loopback = seat_.address == "localhost" || seat_.address.starts_with("127.") || seat_.address == "::1";
+  const bool loopback =
+      rank_info_.address == "localhost" || rank_info_.address.starts_with("127.") || rank_info_.address == "::1";
   const std::string remedy =
-      seat_.remedy +
-      (loopback && !seat_.served ? "; ranks on other machines need MASTER_ADDR set to rank 0's address" : "");
+      rank_info_.remedy +
+      (loopback && !rank_info_.served ? "; ranks on other machines need MASTER_ADDR set to rank 0's address" : "");
   const auto begin = std::chrono::steady_clock::now();
   bool reminded = false;
   while (true) {
     std::vector<int> missing;
     for (int r = 0; r < size(); ++r) {
-      if (!m.store->check({here_key(r)})) missing.push_back(r);
+      if (!rdzv.store->check({here_key(r)})) missing.push_back(r);
     }
     if (missing.empty()) return;
-    end_meeting_early();
+    end_rendezvous_early();
     const auto waited = std::chrono::steady_clock::now() - begin;
-    if (waited >= m.timeout) {
+    if (waited >= rdzv.timeout) {
       fail("launch", "timed out after {} s waiting for {} of {} at {}:{}; {}. Raise --timeout if they only start late.",
-           m.timeout.count(), listed(missing), size(), seat_.address, seat_.port, remedy);
+           rdzv.timeout.count(), listed(missing), size(), rank_info_.address, rank_info_.port, remedy);
     }
     if (waited >= remind_after && !std::exchange(reminded, true)) {
-      warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), size(), seat_.address, seat_.port,
-           remind_after.count(), remedy);
+      warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), size(), rank_info_.address,
+           rank_info_.port, remind_after.count(), remedy);
     }
     std::this_thread::sleep_for(milliseconds(50));
   }
 }
 
 void World::wait_for_rank_0() {
-  Meeting& m = *meeting_;
+  Rendezvous& rdzv = *rendezvous_;
   // Rank 0 gives up first, and says why.
-  const auto until = std::chrono::steady_clock::now() + m.timeout + patience;
+  const auto until = std::chrono::steady_clock::now() + rdzv.timeout + patience;
   try {
     while (std::chrono::steady_clock::now() < until) {
       try {
-        m.store->wait({all_here}, beat_every);
+        rdzv.store->wait({all_here}, heartbeat_every);
         return;
       } catch (const c10::DistStoreError&) {
-        end_meeting_early();
+        end_rendezvous_early();
       }
     }
   } catch (const c10::Error&) {  // rank 0 is gone, and the store with it
   }
   fail("launch", "rank {}: timed out after {} s waiting for all {} ranks; see rank 0's message.", rank(),
-       m.timeout.count(), size());
+       rdzv.timeout.count(), size());
 }
 
 Group World::group(const std::string& name, int number) {
-  if (!meeting_) return {};
-  Meeting& m = *meeting_;
+  if (!rendezvous_) return {};
+  Rendezvous& rdzv = *rendezvous_;
   // Everyone's number tells who belongs together, in the order of ranks.
-  const std::string key = fmt::format("group/{}/", m.talks++);
-  m.put(key + std::to_string(rank()), std::to_string(number));
+  const std::string key = fmt::format("group/{}/", rdzv.next_message++);
+  rdzv.put(key + std::to_string(rank()), std::to_string(number));
   std::vector<int> members;
   for (int r = 0; r < size(); ++r) {
-    const std::string text = m.get(key + std::to_string(r), size());
+    const std::string text = rdzv.get(key + std::to_string(r), size());
     int theirs = -1;
     const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), theirs);
     const bool whole = error == std::errc() && rest == text.data() + text.size();
@@ -262,53 +263,55 @@ Group World::group(const std::string& name, int number) {
   }
   if (members.size() == 1) return {};
   const auto own = std::find(members.begin(), members.end(), rank()) - members.begin();
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}", key, number), m.store);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}", key, number), rdzv.store);
   const int count = static_cast<int>(members.size());
   try {
 #ifdef TAPETUNE_CUDA
-    if (m.device.is_cuda()) {
-      m.groups.emplace_back(name, connect_nccl(store, static_cast<int>(own), count, m.device, m.timeout), at::kCUDA);
-      return m.groups.back();
+    if (rdzv.device.is_cuda()) {
+      rdzv.groups.emplace_back(name, connect_nccl(store, static_cast<int>(own), count, rdzv.device, rdzv.timeout),
+                               at::kCUDA);
+      return rdzv.groups.back();
     }
 #endif
-    m.groups.emplace_back(name, connect_gloo(store, static_cast<int>(own), count, m.address, m.timeout), at::kCPU);
+    rdzv.groups.emplace_back(name, connect_gloo(store, static_cast<int>(own), count, rdzv.address, rdzv.timeout),
+                             at::kCPU);
   } catch (const std::exception& error) {
-    m.lose(fmt::format("the ranks could not connect to each other: {}", error.what()));
+    rdzv.lose(fmt::format("the ranks could not connect to each other: {}", error.what()));
   }
-  return m.groups.back();
+  return rdzv.groups.back();
 }
 
-std::vector<std::string> World::collect(const std::string& text) {
-  if (!meeting_) return {text};
-  Meeting& m = *meeting_;
-  const int talk = m.talks++;
-  m.put(fmt::format("say/{}/{}", talk, rank()), text);
+std::vector<std::string> World::gather(const std::string& text) {
+  if (!rendezvous_) return {text};
+  Rendezvous& rdzv = *rendezvous_;
+  const int message = rdzv.next_message++;
+  rdzv.put(fmt::format("say/{}/{}", message, rank()), text);
   std::vector<std::string> all;
-  for (int r = 0; leads() && r < size(); ++r) {
-    const std::string key = fmt::format("say/{}/{}", talk, r);
-    all.push_back(m.get(key, size()));
-    m.asking([&] { m.store->deleteKey(key); });
+  for (int r = 0; is_rank0() && r < size(); ++r) {
+    const std::string key = fmt::format("say/{}/{}", message, r);
+    all.push_back(rdzv.get(key, size()));
+    rdzv.asking([&] { rdzv.store->deleteKey(key); });
   }
   return all;
 }
 
-std::string World::announce(const std::string& text) {
-  if (!meeting_) return text;
-  Meeting& m = *meeting_;
-  const std::string key = fmt::format("announce/{}", m.talks++);
-  if (leads()) m.put(key, text);
-  return m.get(key, size(), /*busy=*/0);
+std::string World::broadcast(const std::string& text) {
+  if (!rendezvous_) return text;
+  Rendezvous& rdzv = *rendezvous_;
+  const std::string key = fmt::format("announce/{}", rdzv.next_message++);
+  if (is_rank0()) rdzv.put(key, text);
+  return rdzv.get(key, size(), /*busy=*/0);
 }
 
-std::vector<std::string> World::share(const std::string& text) {
-  if (!meeting_) return {text};
-  Meeting& m = *meeting_;
-  const std::vector<std::string> all = collect(text);
-  // Whoever has said something this time has read what was shared the last time.
-  if (leads() && !m.shared.empty()) m.asking([&] { m.store->deleteKey(m.shared); });
-  m.shared = fmt::format("announce/{}", m.talks);
-  // What ranks say need not be UTF-8, of which JSON consists.
-  const std::string text_of_all = announce(leads() ? to_text(Json(all)) : "");
+std::vector<std::string> World::all_gather(const std::string& text) {
+  if (!rendezvous_) return {text};
+  Rendezvous& rdzv = *rendezvous_;
+  const std::vector<std::string> all = gather(text);
+  // A rank that has sent a text this time has read the result of the last time.
+  if (is_rank0() && !rdzv.shared.empty()) rdzv.asking([&] { rdzv.store->deleteKey(rdzv.shared); });
+  rdzv.shared = fmt::format("announce/{}", rdzv.next_message);
+  // The texts need not be UTF-8, of which JSON consists.
+  const std::string text_of_all = broadcast(is_rank0() ? to_text(Json(all)) : "");
   const Json list = json_of_rank(0, text_of_all);
   const bool texts =
       list.is_array() && std::all_of(list.begin(), list.end(), [](const Json& j) { return j.is_string(); });
@@ -320,8 +323,8 @@ std::vector<std::string> World::share(const std::string& text) {
 }
 
 void World::require_same(const std::string& what, const std::string& value, const std::string& remedy) {
-  if (!meeting_) return;
-  const std::vector<std::string> all = collect(value);
+  if (!rendezvous_) return;
+  const std::vector<std::string> all = gather(value);
   std::string verdict;
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
@@ -334,47 +337,47 @@ void World::require_same(const std::string& what, const std::string& value, cons
       return excerpt(text.substr(begin, text.find('\n', begin) - begin));
     };
     verdict = fmt::format("rank {} ({}) has {} different from rank 0's: {} there, {} here; {}.", r,
-                          meeting_->person(static_cast<int>(r)), what, line(all[r]), line(all[0]), remedy);
+                          rendezvous_->host(static_cast<int>(r)), what, line(all[r]), line(all[0]), remedy);
     break;
   }
-  verdict = announce(verdict);
-  if (!verdict.empty()) throw_error("launch", leads() ? verdict : excerpt(verdict));
+  verdict = broadcast(verdict);
+  if (!verdict.empty()) throw_error("launch", is_rank0() ? verdict : excerpt(verdict));
 }
 
 void World::begin_step(std::int64_t step) {
-  if (meeting_) meeting_->step = step;
+  if (rendezvous_) rendezvous_->step = step;
 }
 
 namespace {
 
-// c10d's Reducer exchanges by itself which parameters have gradients, and no call of ours sees that fail.
+// c10d's Reducer all-reduces by itself which parameters have gradients, and no call of ours sees that fail.
 bool of_an_exchange(const std::string& error) {
   return error.find("gloo") != std::string::npos || error.find("NCCL") != std::string::npos;
 }
 
 }  // namespace
 
-std::string World::explain(const std::string& error) {
-  if (!meeting_) return error;
-  Meeting& m = *meeting_;
-  bool lost = m.lost || of_an_exchange(error);
-  for (const Group& group : m.groups) lost = lost || group.lost();
+std::string World::diagnose(const std::string& error) {
+  if (!rendezvous_) return error;
+  Rendezvous& rdzv = *rendezvous_;
+  bool lost = rdzv.lost || of_an_exchange(error);
+  for (const Group& group : rdzv.groups) lost = lost || group.lost();
   if (!lost) {
     // Without a new thread, for which there may be no memory.
     try {
-      m.store->set(failed_key(rank()), error);
-      m.store->set(heard_key(rank()), std::string("yes"));
+      rdzv.store->set(failed_key(rank()), error);
+      rdzv.store->set(heard_key(rank()), std::string("yes"));
     } catch (const std::exception&) {  // nobody is there to read it
     }
-    return leads() ? error : "";
+    return is_rank0() ? error : "";
   }
   // In a thread of its own, because the store may be beyond a link that is cut and never answer.
   const auto asked = std::make_shared<std::promise<std::string>>();
   auto answer = asked->get_future();
-  std::thread([asked, error, store = m.store, people = m.people, own = rank()] {
+  std::thread([asked, error, store = rdzv.store, hosts = rdzv.hosts, own = rank()] {
     try {
       if (own != 0) wait_until_told(store, own);
-      asked->set_value(own == 0 ? find_culprit(store, people, error) : "");
+      asked->set_value(own == 0 ? find_culprit(store, hosts, error) : "");
     } catch (const Error& found) {
       asked->set_value(found.what());
     } catch (const std::exception&) {
@@ -394,28 +397,28 @@ std::string World::explain(const std::string& error) {
 }
 
 void World::interrupt() {
-  if (!meeting_) return;
+  if (!rendezvous_) return;
   try {
-    meeting_->store->set(interrupted_key, std::string("yes"));
+    rendezvous_->store->set(interrupted_key, std::string("yes"));
   } catch (const std::exception&) {  // nobody is there to read it
   }
 }
 
-void World::leave(seconds longest) {
-  if (!meeting_) return;
+void World::shutdown(seconds longest) {
+  if (!rendezvous_) return;
   try {
-    if (!leads()) wait_for_rank_0_to_leave(meeting_->store);
-    meeting_->store->set(left_key(rank()), std::string("yes"));
-    if (leads()) wait_for_others(meeting_->store, size(), left_key, longest);
-  } catch (const std::exception&) {  // whoever served the meeting is gone already
+    if (!is_rank0()) wait_for_rank_0_to_leave(rendezvous_->store);
+    rendezvous_->store->set(left_key(rank()), std::string("yes"));
+    if (is_rank0()) wait_for_others(rendezvous_->store, size(), left_key, longest);
+  } catch (const std::exception&) {  // whoever served the store is gone already
   }
 }
 
-void World::part() {
-  if (!meeting_ || !leads()) return;
+void World::confirm_failure() {
+  if (!rendezvous_ || !is_rank0()) return;
   try {
-    stay_until_heard(meeting_->store, size());
-  } catch (const std::exception&) {  // whoever served the meeting is gone already
+    stay_until_heard(rendezvous_->store, size());
+  } catch (const std::exception&) {  // whoever served the store is gone already
   }
 }
 

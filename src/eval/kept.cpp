@@ -60,7 +60,7 @@ void require_same_work(World& world, const Json& settings, double fingerprint) {
   if (world.size() > 1) require_finite_fingerprint(fingerprint);  // NaN cannot be told to the others
   const std::string remedy = "start all ranks with the same command, on the same files";
   world.require_same("an evaluation", to_text(settings), remedy);
-  const std::vector<std::string> losses = world.share(to_text(Json(fingerprint)));
+  const std::vector<std::string> losses = world.all_gather(to_text(Json(fingerprint)));
   const auto loss_of = [&](std::size_t r) {
     const Json loss = json_of_rank(static_cast<int>(r), losses[r]);
     return loss.is_number() ? loss.get<double>() : std::nan("");
@@ -76,7 +76,7 @@ void require_same_work(World& world, const Json& settings, double fingerprint) {
 std::vector<Json> share_found(World& world, const Json& found) {
   std::vector<Json> all;
   bool stop = false;
-  const std::vector<std::string> texts = world.share(to_text(Json{{"found", found}, {"stop", interrupted()}}));
+  const std::vector<std::string> texts = world.all_gather(to_text(Json{{"found", found}, {"stop", interrupted()}}));
   for (std::size_t r = 0; r < texts.size(); ++r) {
     Json said = json_of_rank(static_cast<int>(r), texts[r]);
     const bool fits = said.is_object() && said.contains("found") && said.contains("stop") && said["stop"].is_boolean();

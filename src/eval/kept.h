@@ -13,7 +13,7 @@
 #include "core/json.h"
 #include "core/progress.h"
 #include "core/signals.h"
-#include "distributed/meeting_place.h"
+#include "distributed/rendezvous.h"
 #include "distributed/world.h"
 #include "model/llama.h"
 
@@ -57,9 +57,9 @@ struct Keeping {
 template <typename Run>
 void take_up(Run& run, const Keeping& keeping) {
   if (keeping.file.empty()) return;
-  const bool reads = keeping.world == nullptr || keeping.world->leads();
+  const bool reads = keeping.world == nullptr || keeping.world->is_rank0();
   Json kept = reads ? read_kept(keeping.file, Run::kind, keeping.who) : Json();
-  if (keeping.world != nullptr) kept = json_of_rank(0, keeping.world->announce(to_text(kept)));
+  if (keeping.world != nullptr) kept = json_of_rank(0, keeping.world->broadcast(to_text(kept)));
   if (!kept.is_null()) run.restore(kept);
 }
 
@@ -103,7 +103,7 @@ auto finish(Run& run, const Keeping& keeping = {}) {
   }
   Clock::time_point kept = Clock::now();
   const auto keep = [&] {
-    const bool writes = world == nullptr || world->leads();
+    const bool writes = world == nullptr || world->is_rank0();
     if (writes && !keeping.file.empty()) write_kept(keeping.file, Run::kind, keeping.who, run.state());
     kept = Clock::now();
   };

@@ -32,9 +32,9 @@ void check_rows(const ForwardInput& in, std::int64_t batch, std::int64_t length)
   }
 }
 
-at::Tensor implied_positions(const ForwardInput& in, std::int64_t part) {
+at::Tensor implied_positions(const ForwardInput& in, std::int64_t sequence_rank) {
   const std::int64_t batch = in.tokens.size(0), length = in.tokens.size(1);
-  const at::Tensor count = at::arange(part * length, (part + 1) * length, in.tokens.options());
+  const at::Tensor count = at::arange(sequence_rank * length, (sequence_rank + 1) * length, in.tokens.options());
   if (in.spans.empty() && in.caches.empty()) return count.unsqueeze(0);
   std::vector<std::int64_t> starts;
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -45,10 +45,10 @@ at::Tensor implied_positions(const ForwardInput& in, std::int64_t part) {
   return (count.unsqueeze(0) + start).clamp_min(0);  // [B, N]
 }
 
-// Those of the heads that a part has: the first half of all heads takes `first`, the second `second`.
-kernels::Cuts cuts_of_part(kernels::Cuts cuts, std::int64_t part, std::int64_t parts) {
-  if (2 * (part + 1) <= parts) cuts.second = cuts.first;
-  if (2 * part >= parts) cuts.first = cuts.second;
+// Those of the heads that a rank has: the first half of all heads takes `first`, the second `second`.
+kernels::Cuts cuts_of_rank(kernels::Cuts cuts, std::int64_t sequence_rank, std::int64_t sequence_size) {
+  if (2 * (sequence_rank + 1) <= sequence_size) cuts.second = cuts.first;
+  if (2 * sequence_rank >= sequence_size) cuts.first = cuts.second;
   return cuts;
 }
 
@@ -161,7 +161,7 @@ std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
 }
 
 AttentionOutput Llama::spread_attention(AttentionInput in) const {
-  const std::vector<at::Tensor> mine = parallel_.to_heads({in.q, in.k, in.v, in.also});  // [B, N, H|K / parts, D]
+  const std::vector<at::Tensor> mine = parallel_.to_heads({in.q, in.k, in.v, in.also});  // [B, N, H|K / S, D]
   in.q = mine[0];
   in.k = mine[1];
   in.v = mine[2];
@@ -204,7 +204,7 @@ Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) con
     attention.caches = pass.caches;
     attention.cuts = pass.cuts;
     attention.kept = pass.kept;
-    attended = parallel_.parts > 1 ? spread_attention(attention) : causal_attention(attention);
+    attended = parallel_.sequence_size > 1 ? spread_attention(attention) : causal_attention(attention);
   }
   const at::Tensor merged = attended.values.reshape({pass.batch, pass.length, -1});  // [B, N, H D]
   const at::Tensor x = add_residual(in.x, project({Projection::o}, {w.o}, merged)[0], pass.keep_input);
@@ -251,24 +251,25 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
   if (in.training && (!in.spans.empty() || !in.caches.empty())) {
     fail("model", "training takes whole sequences; padding and caches are for evaluation.");
   }
-  const std::int64_t part = parallel_.part, parts = parallel_.parts;
-  if (parts > 1 && (!in.spans.empty() || !in.caches.empty() || in.positions.defined())) {
+  const std::int64_t sequence_rank = parallel_.sequence_rank, sequence_size = parallel_.sequence_size;
+  if (sequence_size > 1 && (!in.spans.empty() || !in.caches.empty() || in.positions.defined())) {
     fail("model", "sequence parallel takes neither padding, nor a cache, nor explicit positions.");
   }
   const at::Tensor positions =
-      in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in, part);
+      in.positions.defined() ? in.positions.to(in.tokens.device()) : implied_positions(in, sequence_rank);
   const std::int64_t planned = in.planned_length > 0 ? in.planned_length
-                               : parts > 1           ? length * parts
+                               : sequence_size > 1   ? length * sequence_size
                                                      : positions.max().item<std::int64_t>() + 1;
 
   Pass pass{batch, length, in.spans, in.caches, {}, nullptr, in.all_hidden, nullptr, false};
   if (in.training) {
     in.training->rows = batch;
-    in.training->part = part;
-    in.training->parts = parts;
+    in.training->sequence_rank = sequence_rank;
+    in.training->sequence_size = sequence_size;
     pass.training = &*in.training;
   }
-  pass.cuts = cuts_of_part(seams_.attention->cuts(config_, length * parts, pass.training), part, parts);
+  pass.cuts = cuts_of_rank(seams_.attention->cuts(config_, length * sequence_size, pass.training), sequence_rank,
+                           sequence_size);
   const bool recompute = c10::GradMode::is_enabled() && in.training && in.training->checkpointing != Checkpointing::off;
 
   ForwardOutput out;
@@ -295,8 +296,8 @@ at::Tensor Llama::logits(const at::Tensor& hidden, const Training* training) con
   std::optional<Training> own;
   if (training != nullptr) {
     own = *training;
-    own->part = parallel_.part;
-    own->parts = parallel_.parts;
+    own->sequence_rank = parallel_.sequence_rank;
+    own->sequence_size = parallel_.sequence_size;
   }
   return seams_.linear->project({config_.layers, {&which, 1}, {&frozen, 1}, own ? &*own : nullptr, false}, hidden)[0];
 }

@@ -15,7 +15,7 @@
 namespace tapetune {
 
 struct ForwardInput {
-  at::Tensor tokens;           // [B, N] int64; where sequences are spread over processes, this one's part of them
+  at::Tensor tokens;           // [B, N] int64; with sequence parallelism, this rank's part of them
   at::Tensor positions;        // [B|1, N] int64; undefined: counted from each row's first token, behind its cache
   std::vector<RowSpan> spans;  // the tokens of each row where rows are padded; empty: all of them
   std::vector<SequenceCache*> caches;  // one a row; empty: none

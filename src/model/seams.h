@@ -31,8 +31,8 @@ struct Training {
   std::int64_t first_sequence = 0;
   std::uint64_t row_seed(std::int64_t row) const;
 
-  // Set by the model. `rows` sequences, of each of which this rank has part number `part` of `parts`.
-  std::int64_t rows = 1, part = 0, parts = 1;
+  // Set by the model. `rows` sequences, of each of which this rank has part number `sequence_rank` of `sequence_size`.
+  std::int64_t rows = 1, sequence_rank = 0, sequence_size = 1;
   // The head reads flattened tokens: the input starts at this one of all rows' tokens, and a row has so many.
   std::int64_t flat_begin = 0, flat_length = 0;
 };

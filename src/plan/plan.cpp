@@ -10,7 +10,7 @@
 #include "core/json.h"
 #include "core/memory.h"
 #include "data/token_file.h"
-#include "distributed/layout.h"
+#include "distributed/mesh.h"
 #include "plan/activations.h"
 #include "plan/base.h"
 #include "train/disk.h"

@@ -1,7 +1,7 @@
 #include <chrono>
 
 #include "core/log.h"
-#include "distributed/layout.h"
+#include "distributed/mesh.h"
 #include "model/loss.h"
 #include "plan/base.h"
 #include "plan/plan.h"

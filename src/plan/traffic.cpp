@@ -1,6 +1,6 @@
 #include "plan/traffic.h"
 
-#include "distributed/layout.h"
+#include "distributed/mesh.h"
 
 namespace tapetune {
 
@@ -27,14 +27,15 @@ struct Units {
   }
 };
 
-// Bytes that a layer's attention exchanges for one token, so many times: to all tokens of some heads, and back. And
+// Bytes of a layer's all-to-alls for one token, so many times: to all tokens of some heads, and back. And
 // once more for the gradient, a number of f32 for each head that came back: the results themselves stay with their
 // tokens.
-double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t parts, double times) {
+double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t sequence_size, double times) {
   const ModelConfig& c = adapted.model.config();
-  const std::int64_t shared = c.kv_heads % parts == 0   ? c.kv_heads
-                              : parts % c.kv_heads == 0 ? parts
-                                                        : c.heads;  // key and value heads, repeated where they must be
+  const std::int64_t shared = c.kv_heads % sequence_size == 0 ? c.kv_heads
+                              : sequence_size % c.kv_heads == 0
+                                  ? sequence_size
+                                  : c.heads;  // key and value heads, repeated where they must be
   const bool positions = adapted.model.seams().position->updates(layer);
   const std::int64_t there = c.heads + 2 * shared + (positions ? shared : 0), back = c.heads * (positions ? 2 : 1);
   const auto bytes = static_cast<double>(c10::elementSize(adapted.model.dtype()));
@@ -46,7 +47,7 @@ double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::i
 StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std::int64_t ranks) {
   StepTraffic traffic;
   if (ranks == 1) return traffic;
-  const std::int64_t parts = recipe.sequence_parallel;
+  const std::int64_t sequence_size = recipe.sequence_parallel;
   const BatchShare share = share_batch(recipe, ranks);
   const auto others = [](std::int64_t n) { return static_cast<double>(n - 1) / static_cast<double>(n); };
   double trained = 0;
@@ -59,12 +60,13 @@ StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std:
     traffic.weights = passes * others(ranks) * (units.embedding + units.head + 2 * units.layers);
     traffic.values = others(ranks) * trained;
   }
-  if (parts > 1) {
-    const std::int64_t whole_tokens = share.sequences * (recipe.context / parts);  // parts divide the context
+  if (sequence_size > 1) {
+    const std::int64_t whole_tokens =
+        share.sequences * (recipe.context / sequence_size);  // sequence_parallel divides the context
     const auto tokens = static_cast<double>(whole_tokens);
     const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
     for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
-      traffic.sequence += tokens * others(parts) * exchanged_a_token(adapted, i, parts, directions);
+      traffic.sequence += tokens * others(sequence_size) * exchanged_a_token(adapted, i, sequence_size, directions);
     }
   }
   return traffic;

@@ -9,16 +9,17 @@
 namespace tapetune {
 
 struct StepTraffic {     // bytes
-  double gradients = 0;  // their sum over all ranks, and the loss
+  double gradients = 0;  // their all-reduce, and the loss's
   double weights = 0;    // a sharded base's, to where they are used
   double values = 0;     // what a shared optimiser has updated
   double sequence = 0;   // heads and tokens of shared sequences
 };
 
-// Rings: a sum of n bytes over R ranks sends 2 n (R - 1) / R from each, a gather of n in all n (R - 1) / R.
+// Rings: an all-reduce of n bytes over R ranks sends 2 n (R - 1) / R from each, an all-gather of n in all n (R - 1) /
+// R.
 StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std::int64_t ranks);
 
-// The bytes of the largest units that come together: two of them are there at once.
+// The bytes of the largest units that are all-gathered: two of them are there at once.
 double gathered_bytes(const AdaptedModel& adapted);
 // What can be sharded: frozen matrices, with their biases.
 double frozen_bytes(const AdaptedModel& adapted);

@@ -22,7 +22,7 @@
 #include "core/output.h"
 #include "core/partial.h"
 #include "core/signals.h"
-#include "distributed/meeting_place.h"
+#include "distributed/rendezvous.h"
 #include "eval/passkey.h"
 #include "hf/hash.h"
 #include "hf/tokenizer.h"
@@ -61,7 +61,7 @@ std::string base_of(const Recipe& recipe, std::map<std::string, std::string>& ha
   if (recipe.init) return "";
   std::string& hash = hashes[recipe.model];
   if (hash.empty()) {
-    hash = world.announce(world.leads() ? hash_weights(open_checkpoint(recipe.model)) : "");
+    hash = world.broadcast(world.is_rank0() ? hash_weights(open_checkpoint(recipe.model)) : "");
   }
   return hash;
 }
@@ -239,7 +239,7 @@ void train_all(const std::vector<NamedRecipe>& recipes, const CompareOptions& op
   for (std::size_t i = 0; i < recipes.size(); ++i) {
     check_interrupted();
     const auto& [name, recipe] = recipes[i];
-    if (world.announce(world.leads() && is_trained(recipe) ? "trained" : "") == "trained") {
+    if (world.broadcast(world.is_rank0() && is_trained(recipe) ? "trained" : "") == "trained") {
       say("[compare] {} of {}: {} is already trained", i + 1, recipes.size(), name);
       continue;
     }
@@ -284,10 +284,10 @@ class Kept {
 
   Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
     const fs::path file = folder_ / (name + ".json");
-    const Json known = json_of_rank(0, world_.announce(world_.leads() ? to_text(read(file, key)) : ""));
+    const Json known = json_of_rank(0, world_.broadcast(world_.is_rank0() ? to_text(read(file, key)) : ""));
     if (!known.is_null()) return known;
     const Json value = measure();
-    if (!world_.leads()) return value;
+    if (!world_.is_rank0()) return value;
     WholeFile out(file, /*replace=*/true);
     out.write(to_text(Json{{"key", key}, {"value", value}}, 1) + "\n");
     out.commit();
@@ -304,7 +304,7 @@ class Kept {
   // Those of a finished measurement.
   void remove_sums(const std::string& name, const Json& key) const {
     std::error_code ignored;
-    if (world_.leads()) fs::remove(sums(name, key), ignored);
+    if (world_.is_rank0()) fs::remove(sums(name, key), ignored);
   }
 
  private:
@@ -594,7 +594,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   std::vector<NamedRecipe> recipes = given;
   require_own_folders(recipes);
   for (const NamedRecipe& each : recipes) {
-    if (world.leads()) RunFolder::require_ours(each.recipe.run);
+    if (world.is_rank0()) RunFolder::require_ours(each.recipe.run);
   }
   require_comparable(recipes, world);
   const Recipe& first = recipes.front().recipe;
@@ -609,10 +609,10 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     result.base_config = base.config;
     const Recipe found = with_found_paths(first, first.run, /*say=*/false);
     const std::vector<std::string> paths = text_paths(options.plan, found);
-    if (world.leads()) require_not_trained_longer(recipes);
+    if (world.is_rank0()) require_not_trained_longer(recipes);
     // Once for all recipes, which have the same data.
     prepare_text(first, found, tokenizer, world);
-    for (std::size_t i = 1; world.leads() && i < recipes.size(); ++i) share_packed(found, recipes[i].recipe);
+    for (std::size_t i = 1; world.is_rank0() && i < recipes.size(); ++i) share_packed(found, recipes[i].recipe);
     for (const std::string& path : paths) texts.push_back(open_text(path, found, base, options.plan.limit));
     result.contexts = choose_contexts(options.plan, first.context, texts);
     PerplexityOptions settings;
@@ -623,7 +623,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     for (const Text& text : texts) PerplexityRun(model, text.range, settings);
     if (options.plan.passkey) require_passkey(*options.plan.passkey, result.contexts, model, tokenizer);
   }
-  if (world.leads()) {
+  if (world.is_rank0()) {
     make_folder(options.out / "evaluations");
     remove_abandoned(options.out / "evaluations");
   }

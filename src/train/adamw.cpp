@@ -71,7 +71,7 @@ void AdamW::gather_values() const {
     range(group_.rank(), [&](std::size_t i, std::int64_t begin, std::int64_t n, std::int64_t place) {
       own.narrow(0, place, n).copy_(flat_part(parameters_[i].value, begin, n));
     });
-    group_.gather(all, own).wait();
+    group_.all_gather(all, own).wait();
     for (std::int64_t r = 0; r < group_.size(); ++r) {
       if (r == group_.rank()) continue;
       range(r, [&](std::size_t i, std::int64_t begin, std::int64_t n, std::int64_t place) {
@@ -119,7 +119,7 @@ std::map<std::string, at::Tensor> AdamW::state() const {
         if (share.parameter == i) flat_part(out, share.begin, share.count).copy_(share.*moment);
       }
       // What a process has no share of is zero there, so that the sum is the whole.
-      group_.sum(out).wait();
+      group_.all_reduce(out).wait();
       return out;
     };
     const at::Tensor mean = whole(&Share::mean), square = whole(&Share::square);

@@ -130,7 +130,7 @@ Recipe with_hash(Recipe recipe, const std::string& model, World& world) {
   // The other ranks wait for the hash; they stop together before the first step.
   std::optional<HoldInterrupts> together;
   if (world.size() > 1) together.emplace();
-  const std::string hash = world.announce(world.leads() ? hash_weights(open_checkpoint(model)) : "");
+  const std::string hash = world.broadcast(world.is_rank0() ? hash_weights(open_checkpoint(model)) : "");
   if (!recipe.model_hash.empty() && recipe.model_hash != hash) {
     std::error_code status;
     if (fs::exists(fs::path(recipe.run) / "recipe.yaml", status)) {

@@ -165,11 +165,11 @@ void prepare_text(const Recipe& written, const Recipe& recipe, const fs::path& t
     if (is_text_data(recipe, i)) packed.push_back(token_path(recipe, i));
   }
   if (packed.empty()) return;
-  if (world.leads()) {
+  if (world.is_rank0()) {
     RunFolder::require_fits(written);
     pack_text(recipe, tokenizer);
   }
-  world.announce("packed");
+  world.broadcast("packed");
   for (const fs::path& tokens : packed) {
     std::error_code status;
     if (fs::exists(tokens, status)) continue;

@@ -20,9 +20,9 @@
 #include "core/trace.h"
 #include "data/batches.h"
 #include "distributed/data_parallel.h"
-#include "distributed/layout.h"
-#include "distributed/sequence.h"
+#include "distributed/mesh.h"
 #include "distributed/sharded_base.h"
+#include "distributed/ulysses.h"
 #include "model/loss.h"
 #include "train/adamw.h"
 #include "train/base.h"
@@ -57,18 +57,18 @@ at::Tensor as_tensor(const std::vector<TokenIds>& rows) {
   return at::stack(tensors);  // [R, context + 1]
 }
 
-// Who of the ranks computes what.
-struct Layout {
+// Which rank computes what.
+struct ProcessMesh {
   BatchShare share;
-  int team = 0;
+  int data_parallel_rank = 0;
   Group gradients, base, sequence;
 
-  Layout(World& world, const Recipe& recipe)
+  ProcessMesh(World& world, const Recipe& recipe)
       : share(share_batch(recipe, world.size())),
-        team(world.rank() / static_cast<int>(recipe.sequence_parallel)),
+        data_parallel_rank(world.rank() / static_cast<int>(recipe.sequence_parallel)),
         gradients(world.group("gradients")) {
     if (recipe.shard == "base") base = world.group("base");
-    if (recipe.sequence_parallel > 1) sequence = world.group("sequence", team);
+    if (recipe.sequence_parallel > 1) sequence = world.group("sequence", data_parallel_rank);
   }
 };
 
@@ -81,23 +81,23 @@ class Trainer {
  public:
   Trainer(const Recipe& recipe, const std::string& version, World& world)
       : world_(world),
-        found_(with_found_paths(recipe, recipe.run, world.leads())),
+        found_(with_found_paths(recipe, recipe.run, world.is_rank0())),
         recipe_(with_hash(recipe, found_.model, world)),
         base_(open_base(found_, recipe.shard == "base" ? at::kCPU : world.device())),
         batches_((prepare_text(recipe_, found_, base_.tokenizer, world), open_batches(found_, base_))),
         data_sample_(batches_.sample_hash()),
         adapted_(start()),
-        layout_(
-            (require_same_run(world, recipe_, base_, batches_.state(), data_sample_, version), Layout(world, recipe_))),
+        mesh_((require_same_run(world, recipe_, base_, batches_.state(), data_sample_, version),
+               ProcessMesh(world, recipe_))),
         optimizer_(
             adapted_.parameters,
             {recipe.optimizer.beta1, recipe.optimizer.beta2, recipe.optimizer.eps, recipe.optimizer.weight_decay},
-            layout_.base),
-        exchange_(adapted_.parameters, layout_.gradients) {
+            mesh_.base),
+        exchange_(adapted_.parameters, mesh_.gradients) {
     if (adapted_.parameters.empty()) {
       fail("train", "method {} has no trainable parameters; choose another.", recipe.method.method);
     }
-    if (world.leads()) {
+    if (world.is_rank0()) {
       run_.emplace(recipe_, version);
       write_inputs(run_->path(), recipe_);
       log_.emplace(run_->path() / "train.log");
@@ -109,7 +109,7 @@ class Trainer {
         warn_beyond_scaling(base_.config, adapted_.model.config(), recipe.context);
       }
     }
-    const BatchShare& share = layout_.share;
+    const BatchShare& share = mesh_.share;
     if (share.sequences < recipe.micro_batch) {
       note("micro_batch {} is lowered to {}: a batch of {} gives each {} {} sequence{}", recipe.micro_batch,
            share.micro_batch, recipe.batch, recipe.sequence_parallel > 1 ? "group of ranks" : "rank", share.sequences,
@@ -128,9 +128,9 @@ class Trainer {
   void spread() {
     LlamaWeights weights = adapted_.model.weights();
     Parallel parallel;
-    spread_sequences(parallel, layout_.sequence, adapted_.model.config());
-    shard_base(weights, layout_.base, parallel, world_.device());
-    if (layout_.base.size() > 1) base_.weights = {};
+    ulysses(parallel, mesh_.sequence, adapted_.model.config());
+    shard_base(weights, mesh_.base, parallel, world_.device());
+    if (mesh_.base.size() > 1) base_.weights = {};
     adapted_.model.share(std::move(weights), std::move(parallel));
   }
 
@@ -156,21 +156,21 @@ class Trainer {
     TrainResult result;
     result.first_step = step_;
     std::optional<Record> log;
-    if (world_.leads()) log.emplace(recipe_, metrics_bytes_, events_bytes_);
+    if (world_.is_rank0()) log.emplace(recipe_, metrics_bytes_, events_bytes_);
     const std::int64_t tokens = recipe_.batch * recipe_.context;
     const bool done = step_ >= recipe_.steps;
-    if (step_ > 0 && world_.leads()) {
+    if (step_ > 0 && world_.is_rank0()) {
       note("{}", done ? fmt::format("{} done already", counted(step_, "step"))
                       : fmt::format("resuming at step {} of {}", step_, recipe_.steps));
     }
-    if (!done && world_.leads()) record_machine(recipe_.run, step_, world_.size());
+    if (!done && world_.is_rank0()) record_machine(recipe_.run, step_, world_.size());
     if (!done) say(fmt::format("{} of {} tokens to do", counted(recipe_.steps - step_, "step"), grouped(tokens)));
     Progress progress("train", static_cast<std::uint64_t>(recipe_.steps * tokens), "tokens",
                       static_cast<std::uint64_t>(step_ * tokens));
     if (!done) progress.begin(fmt::format("step {}/{}", step_ + 1, recipe_.steps));
     StopMessage stopping;
     const auto stop_at = [&](std::int64_t step) {
-      if (world_.leads() && !quiet()) {
+      if (world_.is_rank0() && !quiet()) {
         stopping.set(fmt::format("stopping, saving step {}; press Ctrl-C again to stop now", step));
       }
     };
@@ -266,10 +266,10 @@ class Trainer {
     if (!done) result.tokens_per_s = static_cast<double>((step_ - result.first_step) * tokens) / result.seconds;
     save_now();
     const fs::path adapter = fs::path(recipe_.run) / "adapter";
-    if (world_.leads()) {
+    if (world_.is_rank0()) {
       save_adapter(adapted_, adapter, base_.path, /*replace=*/true, StagedFolder::Others::keep);
     }
-    world_.announce("saved");  // a run that could not be saved is none that ended well, on no rank
+    world_.broadcast("saved");  // a run that could not be saved is none that ended well, on no rank
     result.steps = step_;
     result.loss = loss_;
     result.peak_mb = peak_megabytes();
@@ -297,11 +297,11 @@ class Trainer {
   double gradients() {
     for (const Parameter& p : adapted_.parameters) p.value.mutable_grad().reset();
     const auto tokens = static_cast<double>(recipe_.batch * recipe_.context);
-    const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * layout_.sequence.rank();
-    const BatchShare& share = layout_.share;
-    const std::int64_t end = share.sequences * (layout_.team + 1);
+    const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * mesh_.sequence.rank();
+    const BatchShare& share = mesh_.share;
+    const std::int64_t end = share.sequences * (mesh_.data_parallel_rank + 1);
     double sum = 0;
-    for (std::int64_t begin = share.sequences * layout_.team; begin < end; begin += share.micro_batch) {
+    for (std::int64_t begin = share.sequences * mesh_.data_parallel_rank; begin < end; begin += share.micro_batch) {
       check_interrupted();
       std::vector<TokenIds> rows;
       for (std::int64_t r = begin; r < std::min(begin + share.micro_batch, end); ++r) {
@@ -331,13 +331,13 @@ class Trainer {
     if (world_.size() == 1) return value;
     const at::Tensor both =
         at::tensor({value, ask_to_stop && interrupted() ? 1.0 : 0.0}, at::kDouble).to(world_.device());
-    layout_.gradients.sum(both).wait();
+    mesh_.gradients.all_reduce(both).wait();
     if (ask_to_stop) stop_ = both[1].item<double>() > 0;
     return both[0].item<double>();
   }
 
   std::uint64_t bytes_sent() const {
-    return layout_.gradients.bytes_sent() + layout_.base.bytes_sent() + layout_.sequence.bytes_sent();
+    return mesh_.gradients.bytes_sent() + mesh_.base.bytes_sent() + mesh_.sequence.bytes_sent();
   }
 
   double guarded_norm() {
@@ -375,13 +375,13 @@ class Trainer {
   double evaluate() {
     const c10::NoGradGuard evaluation;
     const trace::Span span("evaluation");
-    const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * layout_.sequence.rank();
+    const std::int64_t own = recipe_.context / recipe_.sequence_parallel, first = own * mesh_.sequence.rank();
     const std::int64_t all = batches_.held_out();
     const std::int64_t count = recipe_.eval_windows > 0 ? std::min(recipe_.eval_windows, all) : all;
     double sum = 0;
     // All ranks run the model equally often, because they gather its weights together.
-    for (std::int64_t round = 0; round < count; round += layout_.share.teams) {
-      const std::int64_t i = round + layout_.team;
+    for (std::int64_t round = 0; round < count; round += mesh_.share.data_parallel_size) {
+      const std::int64_t i = round + mesh_.data_parallel_rank;
       const at::Tensor row = as_tensor({batches_.held_out_window(std::min(i, count - 1))});
       ForwardInput in;
       in.tokens = row.narrow(1, first, own);
@@ -420,7 +420,7 @@ class Trainer {
   void resume() {
     const auto last = run_ ? run_->latest_undamaged() : std::nullopt;
     const fs::path file = last ? last->folder / "state.json" : fs::path();
-    const std::string text = world_.announce(last ? read_text(file) : "");
+    const std::string text = world_.broadcast(last ? read_text(file) : "");
     if (text.empty()) return;
     std::map<std::string, at::Tensor> state;
     if (last) {
@@ -429,8 +429,8 @@ class Trainer {
       map_safetensors(last->folder / "optimizer.safetensors", stored);
       for (const auto& [name, tensor] : stored) state[name] = tensor_from(tensor);
     }
-    for (const Parameter& p : adapted_.parameters) layout_.gradients.broadcast(p.value.detach()).wait();
-    optimizer_.restore(state, layout_.gradients);
+    for (const Parameter& p : adapted_.parameters) mesh_.gradients.broadcast(p.value.detach()).wait();
+    optimizer_.restore(state, mesh_.gradients);
     const Json json = parse_json(text, "train", file.string());
     step_ = json.at("step").get<std::int64_t>();
     loss_ = json.value("loss", 0.0);
@@ -461,7 +461,7 @@ class Trainer {
   Batches batches_;
   std::string data_sample_;
   AdaptedModel adapted_;
-  Layout layout_;
+  ProcessMesh mesh_;
   AdamW optimizer_;
   DataParallel exchange_;
   std::optional<RunFolder> run_;  // rank 0's
@@ -478,7 +478,7 @@ class Trainer {
 }  // namespace
 
 TrainResult train(const Recipe& recipe, const std::string& version, World& world, const DescribeError& describe) {
-  if (world.leads()) RunFolder::require_ours(recipe.run);
+  if (world.is_rank0()) RunFolder::require_ours(recipe.run);
   return Trainer(recipe, version, world).run(describe);
 }
 

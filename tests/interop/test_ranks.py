@@ -244,7 +244,7 @@ def test_an_evaluation_that_loses_a_rank_or_is_stopped(tapetune, base, tmp_path)
     assert json.loads(kept.read_text())["perplexity"]["contexts"][0]["windows"] >= first
 
 
-def test_no_meeting(tapetune, recipe):
+def test_no_rendezvous(tapetune, recipe):
     words = command(recipe, timeout=3)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
-// Ranks as threads of one process, under the thread sanitizer (tools/tsan): what a rank's training thread, its heart,
-// the threads on which exchanges end and the one that looks for a culprit do to each other's memory.
+// Ranks as threads of one process, under the thread sanitizer (tools/tsan): what a rank's training thread, its
+// heartbeat, the threads on which collectives end and the one that looks for a culprit do to each other's memory.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
@@ -35,13 +35,14 @@ void exchange(World& world) {
     const at::Tensor part = at::full({64}, static_cast<float>(world.rank())),
                      rows = at::full({ranks, 8}, static_cast<float>(world.rank())), came = at::empty({ranks, 8});
     // All under way at once, as a step has them.
-    const Group::Pending first = all.sum(sum), second = all.gather(whole, part), third = all.exchange(came, rows);
-    const std::vector<std::string> said = world.share(std::to_string(world.rank() * round));
+    const Group::Pending first = all.all_reduce(sum), second = all.all_gather(whole, part),
+                         third = all.all_to_all(came, rows);
+    const std::vector<std::string> said = world.all_gather(std::to_string(world.rank() * round));
     first.wait(), second.wait(), third.wait();
-    require(sum[0].item<float>() == 6 && sum[999].item<float>() == 6, "a sum is that of all");
-    require(whole[0].item<float>() == 0 && whole[-1].item<float>() == ranks - 1, "a gather has all parts");
-    require(came[0][0].item<float>() == 0 && came[-1][7].item<float>() == ranks - 1, "an exchange has all rows");
-    require(said.size() == ranks && said[2] == std::to_string(2 * round), "all hear what each says");
+    require(sum[0].item<float>() == 6 && sum[999].item<float>() == 6, "an all-reduce sums over all");
+    require(whole[0].item<float>() == 0 && whole[-1].item<float>() == ranks - 1, "an all-gather has all parts");
+    require(came[0][0].item<float>() == 0 && came[-1][7].item<float>() == ranks - 1, "an all-to-all has all rows");
+    require(said.size() == ranks && said[2] == std::to_string(2 * round), "all_gather gives every rank all texts");
   }
 }
 
@@ -63,18 +64,18 @@ void share_gradients(World& world) {
   }
 }
 
-void fail_and_explain(World& world) {
+void fail_and_diagnose(World& world) {
   if (world.rank() == 1) {
-    require(world.explain("[test] out of luck").empty(), "the rank at fault leaves it to rank 0");
+    require(world.diagnose("[test] out of luck").empty(), "the rank at fault leaves it to rank 0");
     return;
   }
   try {
-    for (;;) world.share("still here");
+    for (;;) world.all_gather("still here");
   } catch (const RankLost& lost) {
-    const std::string told = world.explain(lost.what());
-    if (world.leads())
+    const std::string told = world.diagnose(lost.what());
+    if (world.is_rank0())
       require(told.find("rank 1") != std::string::npos && told.find("luck") != std::string::npos, told.c_str());
-    world.part();
+    world.confirm_failure();
   }
 }
 
@@ -85,14 +86,14 @@ int main() {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([rank] {
-      Seat seat;
-      seat.rank = rank;
-      seat.ranks = ranks;
-      seat.port = 29577;
-      World world(seat, std::chrono::seconds(60));
+      RankInfo info;
+      info.rank = rank;
+      info.ranks = ranks;
+      info.port = 29577;
+      World world(info, std::chrono::seconds(60));
       exchange(world);
       share_gradients(world);
-      fail_and_explain(world);
+      fail_and_diagnose(world);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -1,4 +1,4 @@
-#include "distributed/sequence.h"
+#include "distributed/ulysses.h"
 
 #include "core/error.h"
 #include "kernels/attention.h"
@@ -16,8 +16,8 @@ struct Holder : torch::CustomClassHolder {
   Group group;
 };
 
-// An exchange under way, and how its rows become a tensor.
-struct Coming {
+// An all-to-all in flight, and how its rows become a tensor.
+struct PendingAllToAll {
   at::Tensor rows;
   Group::Pending pending;
   std::function<at::Tensor(const at::Tensor&)> shaped;
@@ -27,27 +27,32 @@ struct Coming {
   }
 };
 
-Coming exchange(const Group& group, const at::Tensor& rows, std::function<at::Tensor(const at::Tensor&)> shaped) {
+PendingAllToAll all_to_all(const Group& group, const at::Tensor& rows,
+                           std::function<at::Tensor(const at::Tensor&)> shaped) {
   const at::Tensor from = rows.contiguous();
   at::Tensor to = at::empty_like(from);
-  return {to, group.exchange(to, from), std::move(shaped)};
+  return {to, group.all_to_all(to, from), std::move(shaped)};
 }
 
 // [B, n, S h, D] -> [B, S n, h, D]: the other ranks' tokens come, the other ranks' heads go.
-Coming tokens_in(const Group& group, const at::Tensor& t) {
-  const std::int64_t parts = group.size(), batch = t.size(0), n = t.size(1), h = t.size(2) / parts, width = t.size(3);
-  const at::Tensor by_rank = t.reshape({batch, n, parts, h, width}).permute({2, 0, 1, 3, 4});  // [S, B, n, h, D]
-  return exchange(group, by_rank, [=](const at::Tensor& came) {
-    return came.permute({1, 0, 2, 3, 4}).reshape({batch, parts * n, h, width});
+PendingAllToAll tokens_in(const Group& group, const at::Tensor& t) {
+  const std::int64_t sequence_size = group.size(), batch = t.size(0), n = t.size(1), h = t.size(2) / sequence_size,
+                     width = t.size(3);
+  const at::Tensor by_rank =
+      t.reshape({batch, n, sequence_size, h, width}).permute({2, 0, 1, 3, 4});  // [S, B, n, h, D]
+  return all_to_all(group, by_rank, [=](const at::Tensor& came) {
+    return came.permute({1, 0, 2, 3, 4}).reshape({batch, sequence_size * n, h, width});
   });
 }
 
 // The way back.
-Coming heads_in(const Group& group, const at::Tensor& t) {
-  const std::int64_t parts = group.size(), batch = t.size(0), n = t.size(1) / parts, h = t.size(2), width = t.size(3);
-  const at::Tensor by_rank = t.reshape({batch, parts, n, h, width}).permute({1, 0, 2, 3, 4});  // [S, B, n, h, D]
-  return exchange(group, by_rank, [=](const at::Tensor& came) {
-    return came.permute({1, 2, 0, 3, 4}).reshape({batch, n, parts * h, width});
+PendingAllToAll heads_in(const Group& group, const at::Tensor& t) {
+  const std::int64_t sequence_size = group.size(), batch = t.size(0), n = t.size(1) / sequence_size, h = t.size(2),
+                     width = t.size(3);
+  const at::Tensor by_rank =
+      t.reshape({batch, sequence_size, n, h, width}).permute({1, 0, 2, 3, 4});  // [S, B, n, h, D]
+  return all_to_all(group, by_rank, [=](const at::Tensor& came) {
+    return came.permute({1, 2, 0, 3, 4}).reshape({batch, n, sequence_size * h, width});
   });
 }
 
@@ -82,7 +87,7 @@ struct ToTokens : Function<ToTokens> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Group& group = held(ctx);
     const at::Tensor out = ctx->get_saved_variables()[0];
-    const Coming d_t = tokens_in(group, grads[0]);
+    const PendingAllToAll d_t = tokens_in(group, grads[0]);
     at::Tensor d_lse;
     if (out.defined()) {
       const at::Tensor delta = kernels::attention_delta(out.to(at::kFloat), grads[0].to(at::kFloat));  // [B, n, H]
@@ -93,28 +98,28 @@ struct ToTokens : Function<ToTokens> {
 };
 
 // Key and value heads so many that every rank gets those its query heads use: as they are, or each repeated.
-at::Tensor shareable(const at::Tensor& t, std::int64_t heads, std::int64_t parts) {
+at::Tensor shareable(const at::Tensor& t, std::int64_t heads, std::int64_t sequence_size) {
   const std::int64_t own = t.size(2);
-  if (own % parts == 0) return t;
-  return t.repeat_interleave(parts % own == 0 ? parts / own : heads / own, 2);
+  if (own % sequence_size == 0) return t;
+  return t.repeat_interleave(sequence_size % own == 0 ? sequence_size / own : heads / own, 2);
 }
 
-// [B, n, H|K, D] each: one exchange for all that have the same dtype, because a message costs more than its bytes.
+// [B, n, H|K, D] each: one all-to-all for all that have the same dtype, because a message costs more than its bytes.
 std::vector<at::Tensor> all_to_heads(const Group& group, const std::vector<at::Tensor>& given, std::int64_t heads) {
-  const std::int64_t parts = group.size();
+  const std::int64_t sequence_size = group.size();
   std::vector<at::Tensor> out(given.size()), together;
   std::vector<std::size_t> places;
   std::vector<std::int64_t> widths;
   for (std::size_t i = 0; i < given.size(); ++i) {
     if (!given[i].defined()) continue;
-    const at::Tensor t = shareable(given[i], heads, parts);
+    const at::Tensor t = shareable(given[i], heads, sequence_size);
     if (t.scalar_type() != given[0].scalar_type()) {
       out[i] = ToHeads::apply(t, &group);
       continue;
     }
     places.push_back(i);
-    widths.push_back(t.size(2) / parts);
-    together.push_back(t.unflatten(2, {parts, widths.back()}));  // [B, n, S, h, D]
+    widths.push_back(t.size(2) / sequence_size);
+    together.push_back(t.unflatten(2, {sequence_size, widths.back()}));  // [B, n, S, h, D]
   }
   const std::vector<at::Tensor> split =
       ToHeads::apply(at::cat(together, 3).flatten(2, 3), &group).split_with_sizes(widths, 2);
@@ -124,14 +129,14 @@ std::vector<at::Tensor> all_to_heads(const Group& group, const std::vector<at::T
 
 }  // namespace
 
-void spread_sequences(Parallel& parallel, const Group& group, const ModelConfig& config) {
+void ulysses(Parallel& parallel, const Group& group, const ModelConfig& config) {
   if (group.size() == 1) return;
   if (config.heads % group.size() != 0) {
     fail("train", "sequence_parallel {} does not divide the model's {} heads; set it to a divisor.", group.size(),
          config.heads);
   }
-  parallel.part = group.rank();
-  parallel.parts = group.size();
+  parallel.sequence_rank = group.rank();
+  parallel.sequence_size = group.size();
   parallel.to_heads = [group, heads = config.heads](const std::vector<at::Tensor>& all) {
     return all_to_heads(group, all, heads);
   };

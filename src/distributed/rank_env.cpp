@@ -1,4 +1,4 @@
-#include "distributed/seat.h"
+#include "distributed/rank_env.h"
 
 #include <charconv>
 #include <cstdlib>
@@ -42,7 +42,7 @@ std::string first_host(const std::string& list) {
 
 }  // namespace
 
-Seat seat_from_environment() {
+RankInfo rank_info_from_environment() {
   constexpr const char* mpi = "check that mpirun started them, and their machines for error messages";
   constexpr Names kinds[] = {
       {"RANK", "WORLD_SIZE", "LOCAL_RANK",
@@ -51,7 +51,7 @@ Seat seat_from_environment() {
       {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", mpi},
       {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
        "an sbatch script starts one task only: put srun before tapetune in it, or ask for one task (--ntasks=1)"}};
-  Seat seat;
+  RankInfo info;
   const Names* kind = nullptr;
   for (const Names& names : kinds) {
     if (variable(names.rank) && variable(names.ranks)) {
@@ -63,36 +63,36 @@ Seat seat_from_environment() {
     if (variable("RANK") || variable("WORLD_SIZE")) {
       fail("launch", "RANK and WORLD_SIZE belong together, but only one of them is set; set or unset both.");
     }
-    return seat;
+    return info;
   }
-  seat.rank = *number(kind->rank);
-  seat.ranks = *number(kind->ranks);
-  seat.local_rank = number(kind->local).value_or(0);
-  seat.remedy = kind->remedy;
-  if (seat.ranks < 1 || seat.rank >= seat.ranks) {
+  info.rank = *number(kind->rank);
+  info.ranks = *number(kind->ranks);
+  info.local_rank = number(kind->local).value_or(0);
+  info.remedy = kind->remedy;
+  if (info.ranks < 1 || info.rank >= info.ranks) {
     fail("launch", "{} is {}, but with {} = {} it must be from 0 to {}; give every process its own.", kind->rank,
-         seat.rank, kind->ranks, seat.ranks, seat.ranks - 1);
+         info.rank, kind->ranks, info.ranks, info.ranks - 1);
   }
   const bool slurm = std::string_view(kind->rank).starts_with("SLURM");
   if (const auto address = variable("MASTER_ADDR")) {
-    seat.address = *address;
+    info.address = *address;
   } else if (const auto hosts = variable("SLURM_STEP_NODELIST"); slurm && hosts) {
-    seat.address = first_host(*hosts);
+    info.address = first_host(*hosts);
   } else if (const auto all_hosts = variable("SLURM_JOB_NODELIST"); slurm && all_hosts) {
-    seat.address = first_host(*all_hosts);
-  } else if (const auto here = number("OMPI_COMM_WORLD_LOCAL_SIZE"); here && *here < seat.ranks) {
+    info.address = first_host(*all_hosts);
+  } else if (const auto here = number("OMPI_COMM_WORLD_LOCAL_SIZE"); here && *here < info.ranks) {
     fail("launch", "{} ranks run on several machines, but MASTER_ADDR is not set; set it to rank 0's address.",
-         seat.ranks);
+         info.ranks);
   }
   if (const auto port = number("MASTER_PORT")) {
-    seat.port = *port;
+    info.port = *port;
   } else if (const auto job = number("SLURM_JOB_ID"); slurm && job) {
-    seat.port += *job % 1000;  // jobs that share a machine do not meet
+    info.port += *job % 1000;  // jobs that share a machine do not collide
   }
-  if (seat.port < 1 || seat.port > 65535) fail("launch", "MASTER_PORT is {}, but must be from 1 to 65535.", seat.port);
-  seat.served = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-  seat.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  return seat;
+  if (info.port < 1 || info.port > 65535) fail("launch", "MASTER_PORT is {}, but must be from 1 to 65535.", info.port);
+  info.served = variable("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  info.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return info;
 }
 
 }  // namespace tapetune

@@ -1,5 +1,5 @@
-// Where ranks meet: c10d's store, who may reach it, and what the ranks leave there for each other. Anybody who reaches
-// it can write there, so that whatever is read is checked, and escaped before it is printed.
+// The rendezvous of the ranks: c10d's store, who may reach it, and what the ranks write there for each other. Anybody
+// who reaches it can write there, so that whatever is read is checked, and escaped before it is printed.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/json.h"
-#include "distributed/seat.h"
+#include "distributed/rank_env.h"
 
 namespace tapetune {
 
@@ -17,10 +17,10 @@ using Store = c10::intrusive_ptr<c10d::Store>;
 
 // For whoever starts ranks on this machine: at any free port of the loopback interface, for as long as somebody holds
 // it.
-c10::intrusive_ptr<c10d::TCPStore> open_meeting_place();
-// For a rank. Rank 0 serves the store unless the launcher does, on the interface of the seat's address; the others
-// connect to it.
-Store join_meeting_place(const Seat& seat, std::chrono::seconds timeout);
+c10::intrusive_ptr<c10d::TCPStore> open_rendezvous();
+// For a rank. Rank 0 serves the store unless the launcher does, on the interface of the address; the others connect to
+// it.
+Store join_rendezvous(const RankInfo& info, std::chrono::seconds timeout);
 // What ranks of one attempt share, in the store of whoever serves it.
 Store of_attempt(const Store& store, const std::string& attempt);
 
@@ -28,9 +28,9 @@ Store of_attempt(const Store& store, const std::string& attempt);
 std::string own_address(const std::string& towards, int port);
 
 std::string here_key(int rank);                         // who it is
-std::string beat_key(int rank);                         // its heartbeat: a count, and the step that it is at
+std::string heartbeat_key(int rank);                    // its heartbeat: a count, and the step that it is at
 std::string failed_key(int rank);                       // why it ended
-std::string heard_key(int rank);                        // it knows that the failure was told
+std::string heard_key(int rank);                        // it knows that the failure was reported
 std::string left_key(int rank);                         // it ends
 constexpr const char* interrupted_key = "interrupted";  // a rank ends because a signal asked for it
 
@@ -43,7 +43,7 @@ Json json_of_rank(int rank, const std::string& text);
 struct Heartbeat {
   std::int64_t count = -1, step = 0;  // count -1: none yet
 };
-// Fails with the rank's name where one is not two numbers. `people`: "host, process 123", by rank.
-std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& people);
+// Fails with the rank's name where one is not two numbers. `hosts`: "host, process 123", by rank.
+std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& hosts);
 
 }  // namespace tapetune

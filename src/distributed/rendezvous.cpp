@@ -1,4 +1,4 @@
-#include "distributed/meeting_place.h"
+#include "distributed/rendezvous.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -111,22 +111,22 @@ c10::intrusive_ptr<c10d::TCPStore> serve(const std::string& address, int port, s
   }
 }
 
-c10::intrusive_ptr<c10d::TCPStore> connect(const Seat& seat, seconds timeout) {
+c10::intrusive_ptr<c10d::TCPStore> connect(const RankInfo& info, seconds timeout) {
   using Clock = std::chrono::steady_clock;
   constexpr seconds attempt{5};  // after which it looks whether it was interrupted
   std::optional<Reminder> reminder;
-  if (seat.rank == 1) {
-    reminder.emplace(fmt::format("rank 1 of {} has been waiting for rank 0 at {}:{} for {} s; {}", seat.ranks,
-                                 seat.address, seat.port, remind_after.count(), seat.remedy));
+  if (info.rank == 1) {
+    reminder.emplace(fmt::format("rank 1 of {} has been waiting for rank 0 at {}:{} for {} s; {}", info.ranks,
+                                 info.address, info.port, remind_after.count(), info.remedy));
   }
   c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(seat.port);
+  options.port = static_cast<std::uint16_t>(info.port);
   options.waitWorkers = false;
   const auto until = Clock::now() + timeout;
   for (auto left = timeout; left > seconds(0); left = std::chrono::ceil<seconds>(until - Clock::now())) {
     options.timeout = std::min(left, attempt);
     try {
-      return c10::make_intrusive<c10d::TCPStore>(seat.address, options);
+      return c10::make_intrusive<c10d::TCPStore>(info.address, options);
     } catch (const std::exception&) {
       check_interrupted();
     }
@@ -134,18 +134,18 @@ c10::intrusive_ptr<c10d::TCPStore> connect(const Seat& seat, seconds timeout) {
   fail("launch",
        "rank {} could not connect to {}:{} within {} s; check MASTER_ADDR and MASTER_PORT, that rank 0 runs there, and "
        "that no firewall blocks the port.",
-       seat.rank, seat.address, seat.port, timeout.count());
+       info.rank, info.address, info.port, timeout.count());
 }
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::TCPStore> open_meeting_place() { return serve("127.0.0.1", 0, std::nullopt); }
+c10::intrusive_ptr<c10d::TCPStore> open_rendezvous() { return serve("127.0.0.1", 0, std::nullopt); }
 
-Store join_meeting_place(const Seat& seat, seconds timeout) {
-  const bool serves = seat.rank == 0 && !seat.served;
-  const auto store = serves ? serve(seat.address, seat.port, timeout) : connect(seat, timeout);
+Store join_rendezvous(const RankInfo& info, seconds timeout) {
+  const bool serves = info.rank == 0 && !info.served;
+  const auto store = serves ? serve(info.address, info.port, timeout) : connect(info, timeout);
   store->setTimeout(timeout);
-  return of_attempt(store, seat.attempt);
+  return of_attempt(store, info.attempt);
 }
 
 Store of_attempt(const Store& store, const std::string& attempt) {
@@ -173,7 +173,7 @@ std::string own_address(const std::string& towards, int port) {
 }
 
 std::string here_key(int rank) { return fmt::format("here/{}", rank); }
-std::string beat_key(int rank) { return fmt::format("beat/{}", rank); }
+std::string heartbeat_key(int rank) { return fmt::format("beat/{}", rank); }
 std::string failed_key(int rank) { return fmt::format("failed/{}", rank); }
 std::string heard_key(int rank) { return fmt::format("heard/{}", rank); }
 std::string left_key(int rank) { return fmt::format("left/{}", rank); }
@@ -196,10 +196,10 @@ Json json_of_rank(int rank, const std::string& text) {
   }
 }
 
-std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& people) {
-  std::vector<Heartbeat> all(people.size());
-  for (std::size_t r = 0; r < people.size(); ++r) {
-    const std::string key = beat_key(static_cast<int>(r));
+std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& hosts) {
+  std::vector<Heartbeat> all(hosts.size());
+  for (std::size_t r = 0; r < hosts.size(); ++r) {
+    const std::string key = heartbeat_key(static_cast<int>(r));
     if (!store->check({key})) continue;
     const std::string text = text_of(store->get(key));
     const char* const end = text.data() + text.size();
@@ -210,7 +210,7 @@ std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std
       fail("ranks",
            "rank {} ({}) sent a heartbeat that is not a number: {}; check that no other program uses the ranks' port, "
            "and rerun the same command to resume from the last checkpoint.",
-           r, people[r], excerpt(text.substr(0, 100)));
+           r, hosts[r], excerpt(text.substr(0, 100)));
     }
   }
   return all;
