@@ -13,12 +13,12 @@ namespace {
 
 struct Case {
   std::int64_t batch, queries, keys, heads, key_heads, width;
-  bool also;
+  bool extra;
   Cuts cuts;
 };
 
 struct Tensors {
-  at::Tensor q, k, v, also, d_values, d_attended;
+  at::Tensor q, k, v, extra_values, d_values, d_extra_output;
 };
 
 Tensors random(const Case& c) {
@@ -28,7 +28,7 @@ Tensors random(const Case& c) {
   Tensors t{numbers(c.queries, c.heads),  numbers(c.keys, c.key_heads),
             numbers(c.keys, c.key_heads), {},
             numbers(c.queries, c.heads),  {}};
-  if (c.also) t.also = numbers(c.keys, c.key_heads), t.d_attended = numbers(c.queries, c.heads);
+  if (c.extra) t.extra_values = numbers(c.keys, c.key_heads), t.d_extra_output = numbers(c.queries, c.heads);
   return t;
 }
 
@@ -58,7 +58,7 @@ Attended plain(const Case& c, const Tensors& t, double scale) {
   const at::Tensor weights = at::softmax(scores, -1);
   Attended out;
   out.values = at::matmul(weights, by_head(t.v)).transpose(1, 2);
-  if (c.also) out.attended = at::matmul(weights, by_head(t.also)).transpose(1, 2);
+  if (c.extra) out.extra_output = at::matmul(weights, by_head(t.extra_values)).transpose(1, 2);
   out.lse = at::logsumexp(scores, -1);
   return out;
 }
@@ -76,25 +76,25 @@ void compare(const Case& c, const Tensors& t, double scale, double allowed = tol
   const auto leaf = [](const at::Tensor& x) {
     return x.defined() ? x.detach().to(at::kDouble).clone().requires_grad_(true) : x;
   };
-  const Tensors wide{leaf(t.q), leaf(t.k), leaf(t.v), leaf(t.also), {}, {}};
+  const Tensors wide{leaf(t.q), leaf(t.k), leaf(t.v), leaf(t.extra_values), {}, {}};
   const Attended exact = plain(c, wide, scale);
-  const Attended out = attention_forward(t.q, t.k, t.v, t.also, scale, c.cuts);
+  const Attended out = attention_forward(t.q, t.k, t.v, t.extra_values, scale, c.cuts);
   CHECK(out.values.is_contiguous());
   CHECK(error(out.values, exact.values.detach()) < allowed);
   CHECK(error(out.lse, exact.lse.detach()) < allowed);
-  CHECK(out.attended.defined() == c.also);
-  if (c.also) CHECK(error(out.attended, exact.attended.detach()) < allowed);
+  CHECK(out.extra_output.defined() == c.extra);
+  if (c.extra) CHECK(error(out.extra_output, exact.extra_output.detach()) < allowed);
 
   at::Tensor loss = (exact.values * t.d_values).sum();
-  if (t.d_attended.defined()) loss = loss + (exact.attended * t.d_attended).sum();
+  if (t.d_extra_output.defined()) loss = loss + (exact.extra_output * t.d_extra_output).sum();
   loss.backward();
   const AttentionGradients d =
-      attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, t.d_attended, scale, c.cuts, c.also);
+      attention_backward(t.q, t.k, t.v, t.extra_values, out, t.d_values, t.d_extra_output, scale, c.cuts, c.extra);
   CHECK(error(d.q, wide.q.grad()) < allowed);
   CHECK(error(d.k, wide.k.grad()) < allowed);
   CHECK(error(d.v, wide.v.grad()) < allowed);
-  CHECK(d.also.defined() == c.also);
-  if (t.d_attended.defined()) CHECK(error(d.also, wide.also.grad()) < allowed);
+  CHECK(d.extra_values.defined() == c.extra);
+  if (t.d_extra_output.defined()) CHECK(error(d.extra_values, wide.extra_values.grad()) < allowed);
 }
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
@@ -133,36 +133,36 @@ TEST_CASE("tiled attention and its gradients equal the plain formulas in f64") {
   };
   for (const Case& c : cases) {
     INFO(c.batch << " x " << c.queries << " of " << c.keys << ", heads " << c.heads << "/" << c.key_heads << " x "
-                 << c.width << (c.also ? ", also" : ""));
+                 << c.width << (c.extra ? ", extra values" : ""));
     compare(c, random(c), 1 / std::sqrt(static_cast<double>(c.width)));
   }
 }
 
-TEST_CASE("attention reads views: heads before tokens, a part of wider rows, and one `also` for all heads") {
+TEST_CASE("attention reads views: heads before tokens, a part of wider rows, and the same extra values for all heads") {
   at::manual_seed(2);
   const Case c{2, 110, 110, 4, 2, 16, true, {}};
   Tensors t = random(c);
   t.q = at::randn({2, 4, 110, 16}).transpose(1, 2);
   t.k = at::randn({2, 110, 2, 40}).narrow(-1, 7, 16);
   t.v = at::randn({110, 2, 2, 16}).transpose(0, 1);
-  t.also = at::randn({1, 110, 1, 16}).expand({2, 110, 2, 16});
+  t.extra_values = at::randn({1, 110, 1, 16}).expand({2, 110, 2, 16});
   t.d_values = at::randn({2, 110, 16, 4}).transpose(2, 3);
-  t.d_attended = at::randn({1, 1, 1, 16}).expand({2, 110, 4, 16});
+  t.d_extra_output = at::randn({1, 1, 1, 16}).expand({2, 110, 4, 16});
   compare(c, t, 0.25);
 }
 
-TEST_CASE("without a gradient of what went along, the rest has its own and `also` gets zeros") {
+TEST_CASE("without a gradient of the extra output, the rest has its own and extra values get zeros") {
   at::manual_seed(3);
   const Case c{1, 120, 120, 2, 2, 16, true, {}};
   Tensors t = random(c);
-  t.d_attended = at::Tensor();
+  t.d_extra_output = at::Tensor();
   compare(c, t, 0.25);
-  const Attended out = attention_forward(t.q, t.k, t.v, t.also, 0.25);
+  const Attended out = attention_forward(t.q, t.k, t.v, t.extra_values, 0.25);
   const auto backward = [&](bool need) {
-    return attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, {}, 0.25, {}, need);
+    return attention_backward(t.q, t.k, t.v, t.extra_values, out, t.d_values, {}, 0.25, {}, need);
   };
-  CHECK(backward(true).also.abs().max().item<double>() == 0.0);
-  CHECK_FALSE(backward(false).also.defined());
+  CHECK(backward(true).extra_values.abs().max().item<double>() == 0.0);
+  CHECK_FALSE(backward(false).extra_values.defined());
 }
 
 TEST_CASE("large scores give neither infinities nor NaN") {
@@ -174,41 +174,42 @@ TEST_CASE("large scores give neither infinities nor NaN") {
   compare(c, t, 0.25, 1e-4);
   for (const double scale : {16.0, 1e4, -1e4, 0.0}) {
     INFO(scale);
-    const Attended out = attention_forward(t.q, t.k, t.v, t.also, scale);
+    const Attended out = attention_forward(t.q, t.k, t.v, t.extra_values, scale);
     CHECK(out.values.isfinite().all().item<bool>());
     CHECK(out.lse.isfinite().all().item<bool>());
     CHECK((out.values.abs().max() <= t.v.abs().max() * 1.0001).item<bool>());
     const AttentionGradients d =
-        attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, t.d_attended, scale, {}, true);
-    for (const at::Tensor& x : {d.q, d.k, d.v, d.also}) CHECK(x.isfinite().all().item<bool>());
+        attention_backward(t.q, t.k, t.v, t.extra_values, out, t.d_values, t.d_extra_output, scale, {}, true);
+    for (const at::Tensor& x : {d.q, d.k, d.v, d.extra_values}) CHECK(x.isfinite().all().item<bool>());
   }
 }
 
-TEST_CASE("attention has the same bits with `also`, with any number of threads and in any portion of the queries") {
+TEST_CASE(
+    "attention has the same bits with extra values, with any number of threads and in any portion of the queries") {
   at::manual_seed(5);
   const Cuts none, cuts{{0, 130, 300}, {0, 900}};
   const Case c{1, 1033, 1033, 6, 3, 48, true, {}};
   const Tensors t = random(c);
   const int threads = at::get_num_threads();
   for (const Cuts* used : {&none, &cuts}) {
-    const auto forward = [&](const at::Tensor& also) { return attention_forward(t.q, t.k, t.v, also, 0.1, *used); };
+    const auto forward = [&](const at::Tensor& extra) { return attention_forward(t.q, t.k, t.v, extra, 0.1, *used); };
     const auto backward = [&](const Attended& out) {
-      return attention_backward(t.q, t.k, t.v, t.also, out, t.d_values, t.d_attended, 0.1, *used, true);
+      return attention_backward(t.q, t.k, t.v, t.extra_values, out, t.d_values, t.d_extra_output, 0.1, *used, true);
     };
     at::set_num_threads(1);
-    const Attended one = forward(t.also);
+    const Attended one = forward(t.extra_values);
     const AttentionGradients d_one = backward(one);
     at::set_num_threads(2);
-    const Attended two = forward(t.also);
+    const Attended two = forward(t.extra_values);
     const AttentionGradients d_two = backward(two);
     at::set_num_threads(threads);
     CHECK(same_bits(one.values, two.values));
-    CHECK(same_bits(one.attended, two.attended));
+    CHECK(same_bits(one.extra_output, two.extra_output));
     CHECK(same_bits(one.lse, two.lse));
     CHECK(same_bits(d_one.q, d_two.q));
     CHECK(same_bits(d_one.k, d_two.k));
     CHECK(same_bits(d_one.v, d_two.v));
-    CHECK(same_bits(d_one.also, d_two.also));
+    CHECK(same_bits(d_one.extra_values, d_two.extra_values));
     CHECK(same_bits(one.values, forward({}).values));
     CHECK(same_bits(one.lse, forward({}).lse));
   }
@@ -222,7 +223,7 @@ TEST_CASE("a token's attention does not change by a bit with what follows it, or
   const Case c{1, 290, 290, 2, 2, 16, true, {}};
   const Tensors t = random(c);
   const Cuts cuts{{0, 100}, {0, 100}};
-  const Attended before = attention_forward(t.q, t.k, t.v, t.also, 0.25, cuts);
+  const Attended before = attention_forward(t.q, t.k, t.v, t.extra_values, 0.25, cuts);
   for (const std::int64_t n : {0, 3, 99, 100, 101, 196, 288}) {
     INFO(n);
     const auto changed = [&](const at::Tensor& x, std::int64_t from, std::int64_t count) {
@@ -231,14 +232,15 @@ TEST_CASE("a token's attention does not change by a bit with what follows it, or
       return copy;
     };
     const std::int64_t rest = 290 - n - 1;
-    const Attended after = attention_forward(changed(t.q, n + 1, rest), changed(t.k, n + 1, rest),
-                                             changed(t.v, n + 1, rest), changed(t.also, n + 1, rest), 0.25, cuts);
+    const Attended after =
+        attention_forward(changed(t.q, n + 1, rest), changed(t.k, n + 1, rest), changed(t.v, n + 1, rest),
+                          changed(t.extra_values, n + 1, rest), 0.25, cuts);
     CHECK(same_bits(before.values.narrow(1, 0, n + 1), after.values.narrow(1, 0, n + 1)));
-    CHECK(same_bits(before.attended.narrow(1, 0, n + 1), after.attended.narrow(1, 0, n + 1)));
+    CHECK(same_bits(before.extra_output.narrow(1, 0, n + 1), after.extra_output.narrow(1, 0, n + 1)));
     CHECK_FALSE(same_bits(before.values.select(1, n + 1), after.values.select(1, n + 1)));
     if (n >= 100) {
-      const Attended cut =
-          attention_forward(t.q, changed(t.k, 0, 100), changed(t.v, 0, 100), changed(t.also, 0, 100), 0.25, cuts);
+      const Attended cut = attention_forward(t.q, changed(t.k, 0, 100), changed(t.v, 0, 100),
+                                             changed(t.extra_values, 0, 100), 0.25, cuts);
       CHECK(same_bits(before.values.select(1, n), cut.values.select(1, n)));
     }
   }

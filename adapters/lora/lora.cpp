@@ -58,7 +58,7 @@ class LowRankSeam final : public LinearSeam {
       }
     }
     // A magnitude's gradient asks for the values that it scales.
-    std::vector<at::Tensor> out = tapetune::project(frozen, added, x, call.graph_only && !dora);
+    std::vector<at::Tensor> out = tapetune::project(frozen, added, x, call.gradients_only && !dora);
     for (std::size_t i = 0; dora && i < out.size(); ++i) {
       const Pair& pair = at(call.layer, call.which[i]);
       if (pair.magnitude.defined()) out[i] = with_bias(out[i] * stretch(call.frozen[i], pair, x), call.frozen[i].bias);

@@ -7,10 +7,10 @@
 
 namespace tapetune::kernels {
 
-// CPU, f32, no gradient: softmax(q k^T scale) applied to v and, where defined, to `also`. Query head h reads key head
-// h * K / H; the last two axes of a head's keys and values are contiguous.
+// CPU, f32, no gradient: softmax(q k^T scale) applied to v and, where defined, to `extra_values`. Query head h reads
+// key head h * K / H; the last two axes of a head's keys and values are contiguous.
 std::pair<at::Tensor, at::Tensor> decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                   const at::Tensor& also,
+                                                   const at::Tensor& extra_values,
                                                    double scale);  // [H, D], [K, T, D] each -> [H, D] each
 
 }  // namespace tapetune::kernels

@@ -40,7 +40,7 @@ struct Projections : Function<Projections> {
     // Autograd takes no undefined tensors: those that exist come as a list, with their places among
     // all weights, all biases, all a, all b (n of each).
     std::vector<std::int64_t> places;
-    bool graph_only;
+    bool gradients_only;
   };
   static std::vector<at::Tensor> in_place(at::TensorList present, const std::vector<std::int64_t>& places,
                                           std::size_t n) {
@@ -62,7 +62,7 @@ struct Projections : Function<Projections> {
       const at::Tensor &weight = all[i], &bias = all[n + i], &b = all[3 * n + i];
       const std::int64_t width = weight.size(0);
       at::Tensor y;
-      if (call->graph_only) {
+      if (call->gradients_only) {
         y = at::zeros({1}, rows.options()).expand({rows.size(0), width});
       } else if (b.defined()) {
         // The addition first: the large product then adds onto it while it writes its result anyway.
@@ -194,10 +194,10 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x) {
 }
 
 std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LowRank> added, const at::Tensor& x,
-                                bool graph_only) {
+                                bool gradients_only) {
   const std::size_t n = linears.size();
   std::vector<at::Tensor> tensors(4 * n);
-  Projections::Call call{std::vector<double>(n, 1.0), {}, graph_only};
+  Projections::Call call{std::vector<double>(n, 1.0), {}, gradients_only};
   for (std::size_t i = 0; i < n; ++i) {
     tensors[i] = linears[i].weight;
     tensors[n + i] = linears[i].bias;

@@ -27,9 +27,9 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x);
 
 // The projections that read one input, together, each with its addition (`added` is empty or has one each).
 // The backward keeps x only where an addition or a trained weight asks for it, never W + BA.
-// `graph_only`: the values will not be read, only gradients; they are then not computed.
+// `gradients_only`: the values will not be read, only gradients; they are then not computed.
 std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LowRank> added, const at::Tensor& x,
-                                bool graph_only = false);
+                                bool gradients_only = false);
 
 // The dtype to multiply in: x's, or f32 where this CPU is slow at it.
 at::ScalarType arithmetic_dtype(const at::Tensor& x);

@@ -66,9 +66,9 @@ struct Llama::Pass {
   std::span<SequenceCache* const> caches;
   kernels::Cuts cuts;
   const Training* training = nullptr;
-  bool keep_input = false;        // somebody holds on to a layer's input
-  KeptAttention* kept = nullptr;  // of this layer
-  bool graph_only = false;        // a layer is recomputed for its gradients; its output is known
+  bool keep_input = false;          // somebody holds on to a layer's input
+  SavedAttention* saved = nullptr;  // of this layer
+  bool gradients_only = false;      // a layer is recomputed for its gradients; its output is known
 };
 
 namespace {
@@ -161,27 +161,27 @@ std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
 }
 
 AttentionOutput Llama::spread_attention(AttentionInput in) const {
-  const std::vector<at::Tensor> mine = parallel_.to_heads({in.q, in.k, in.v, in.also});  // [B, N, H|K / S, D]
+  const std::vector<at::Tensor> mine = parallel_.to_heads({in.q, in.k, in.v, in.extra_values});  // [B, N, H|K / S, D]
   in.q = mine[0];
   in.k = mine[1];
   in.v = mine[2];
-  in.also = mine[3];
+  in.extra_values = mine[3];
   in.apart = true;
   AttentionOutput out = causal_attention(in);
   out.values = parallel_.to_tokens(out.values, out.lse);
-  if (out.attended.defined()) out.attended = parallel_.to_tokens(out.attended, out.lse);
+  if (out.extra_output.defined()) out.extra_output = parallel_.to_tokens(out.extra_output, out.lse);
   return out;
 }
 
 Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) const {
-  const trace::Span span(pass.graph_only ? "layer again" : "layer", i);
+  const trace::Span span(pass.gradients_only ? "layer again" : "layer", i);
   const LayerWeights w =
-      parallel_.layer ? parallel_.layer(i, pass.graph_only) : weights_.layers[static_cast<std::size_t>(i)];
+      parallel_.layer ? parallel_.layer(i, pass.gradients_only) : weights_.layers[static_cast<std::size_t>(i)];
   const bool updates = seams_.position->updates(i);
   const auto project = [&](std::initializer_list<Projection> which, std::initializer_list<Linear> frozen,
-                           const at::Tensor& x, bool graph_only = false) {
+                           const at::Tensor& x, bool gradients_only = false) {
     return seams_.linear->project({i, std::span(which.begin(), which.size()), std::span(frozen.begin(), frozen.size()),
-                                   pass.training, graph_only},
+                                   pass.training, gradients_only},
                                   x);
   };
   const auto heads = [&](const at::Tensor& t) {
@@ -197,13 +197,13 @@ Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) con
     attention.k = kernels::rotate(heads(qkv[1]), in.position);
     attention.v = heads(qkv[2]);
     if (updates) {
-      attention.also = in.position.expand({pass.batch, -1, config_.kv_heads, -1});
+      attention.extra_values = in.position.expand({pass.batch, -1, config_.kv_heads, -1});
     }
     attention.scale = 1.0 / std::sqrt(static_cast<double>(config_.head_dim));
     attention.spans = pass.spans;
     attention.caches = pass.caches;
     attention.cuts = pass.cuts;
-    attention.kept = pass.kept;
+    attention.saved = pass.saved;
     attended = parallel_.sequence_size > 1 ? spread_attention(attention) : causal_attention(attention);
   }
   const at::Tensor merged = attended.values.reshape({pass.batch, pass.length, -1});  // [B, N, H D]
@@ -215,25 +215,25 @@ Llama::State Llama::layer(std::int64_t i, const State& in, const Pass& pass) con
     const auto both = project({Projection::gate, Projection::up}, {w.gate, w.up}, middle);
     gated = kernels::silu_mul(both[0], both[1]);
   }
-  const at::Tensor y = project({Projection::down}, {w.down}, gated, pass.graph_only && !updates)[0];
+  const at::Tensor y = project({Projection::down}, {w.down}, gated, pass.gradients_only && !updates)[0];
   State out;
-  out.position = updates ? seams_.position->update(i, in.position, attended.attended, y) : in.position;
+  out.position = updates ? seams_.position->update(i, in.position, attended.extra_output, y) : in.position;
   out.x = add_residual(x, y, false);
   return out;
 }
 
 Llama::State Llama::checkpointed_layer(std::int64_t i, const State& in, const Pass& pass) const {
   const bool updates = seams_.position->updates(i);
-  const auto kept = std::make_shared<KeptAttention>();
+  const auto saved = std::make_shared<SavedAttention>();
   // The backward uses the model, which must therefore live (and stay where it is) until then.
-  const Recomputed::Run run = [this, i, pass, training = *pass.training, kept, updates](
+  const Recomputed::Run run = [this, i, pass, training = *pass.training, saved, updates](
                                   const at::Tensor& x, const at::Tensor& position,
                                   bool again) -> std::vector<at::Tensor> {
     Pass own = pass;
     own.training = &training;
     own.keep_input = true;
-    own.graph_only = again;
-    if (training.checkpointing == Checkpointing::selective) own.kept = kept.get();
+    own.gradients_only = again;
+    if (training.checkpointing == Checkpointing::selective) own.saved = saved.get();
     const State out = layer(i, {x, position}, own);
     return updates ? std::vector<at::Tensor>{out.x, out.position} : std::vector<at::Tensor>{out.x};
   };

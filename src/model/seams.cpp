@@ -13,7 +13,7 @@ std::uint64_t Training::row_seed(std::int64_t row) const {
 }
 
 std::vector<at::Tensor> LinearSeam::project(const Call& call, const at::Tensor& x) const {
-  return tapetune::project(call.frozen, {}, x, call.graph_only);
+  return tapetune::project(call.frozen, {}, x, call.gradients_only);
 }
 
 std::vector<at::Tensor> LinearSeam::trained(std::int64_t) const { return {}; }

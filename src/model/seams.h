@@ -54,7 +54,7 @@ class LinearSeam {
     std::span<const Projection> which;  // they read the same input
     std::span<const Linear> frozen;
     const Training* training;  // null in evaluation
-    bool graph_only;           // only gradients will be asked for, not the values
+    bool gradients_only;       // only gradients will be asked for, not the values
   };
   virtual std::vector<at::Tensor> project(const Call& call, const at::Tensor& x) const;
   // What trains at this layer, for the backward of a recomputed one.

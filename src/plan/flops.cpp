@@ -57,7 +57,7 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
     const double added =
         elements(model.seams().linear->trained(index)) + elements(model.seams().position->trained(index));
     flops += 2 * n * added * (forwards + 2);
-    // Scores and values forward; backward those of q, k, v, the weights and the scores again. More values: one forward
+    // Scores and values forward; backward those of q, k, v, the weights and the scores again. Extra values: one forward
     // and two backward more.
     const double attention_forwards = recomputed == Checkpointing::full ? 2 : 1;
     return flops + 2 * width * pairs * (attention_forwards * (updates ? 3 : 2) + (updates ? 7 : 5));

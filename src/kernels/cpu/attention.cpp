@@ -24,8 +24,8 @@ struct Shape {
   std::int64_t group() const { return heads / key_heads; }
 };
 
-Shape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& also) {
-  for (const at::Tensor& x : {q, k, v, also}) {
+Shape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& extra_values) {
+  for (const at::Tensor& x : {q, k, v, extra_values}) {
     if (x.defined() && (x.dim() != 4 || !x.is_cpu() || x.scalar_type() != at::kFloat)) {
       fail("attention", "queries, keys and values must be f32 on the CPU with 4 axes.");
     }
@@ -33,7 +33,7 @@ Shape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, co
   const Shape s{q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3)};
   const std::vector<std::int64_t> sizes{s.batch, s.keys, s.key_heads, s.width};
   if (s.keys < s.queries || s.key_heads < 1 || s.heads % s.key_heads != 0 || k.sizes() != sizes || v.sizes() != sizes ||
-      (also.defined() && also.sizes() != sizes)) {
+      (extra_values.defined() && extra_values.sizes() != sizes)) {
     fail("attention", "queries [{}] do not go with keys [{}] and values [{}].", fmt::join(q.sizes(), ", "),
          fmt::join(k.sizes(), ", "), fmt::join(v.sizes(), ", "));
   }
@@ -128,14 +128,14 @@ at::Tensor sum_groups(const at::Tensor& x, const Shape& s) {
 
 }  // namespace
 
-Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& also,
-                           double scale, const Cuts& cuts) {
-  const Shape s = shape_of(q, k, v, also);
+Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& extra_values, double scale, const Cuts& cuts) {
+  const Shape s = shape_of(q, k, v, extra_values);
   const std::vector<Span> spans = spans_of(s, cuts);
-  const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(also);
+  const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(extra_values);
   Attended out;
   out.values = at::empty({s.batch, s.queries, s.heads, s.width}, q.options());
-  if (also.defined()) out.attended = at::empty_like(out.values);
+  if (extra_values.defined()) out.extra_output = at::empty_like(out.values);
   out.lse = at::empty({s.batch, s.heads, s.queries}, q.options());
 
   // Every block of queries reads all keys before it: they are put in the order of the products once.
@@ -170,12 +170,12 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
   const std::int64_t stride = loops::row_stride(s.width);
   const at::Tensor key_panels = at::empty({total * s.width}, q.options());
   const at::Tensor value_rows = at::empty({total * stride}, q.options());
-  const at::Tensor also_rows = also.defined() ? at::empty({total * stride}, q.options()) : at::Tensor();
+  const at::Tensor extra_rows = extra_values.defined() ? at::empty({total * stride}, q.options()) : at::Tensor();
   auto* panels = key_panels.mutable_data_ptr<float>();
   auto* first = value_rows.mutable_data_ptr<float>();
-  auto* second = also.defined() ? also_rows.mutable_data_ptr<float>() : nullptr;
+  auto* second = extra_values.defined() ? extra_rows.mutable_data_ptr<float>() : nullptr;
 
-  share(packings.size(), total * s.width * (also.defined() ? 3 : 2), 0, [&](std::size_t task, float*) {
+  share(packings.size(), total * s.width * (extra_values.defined() ? 3 : 2), 0, [&](std::size_t task, float*) {
     const Packing& p = packings[task];
     const Span& span = spans[p.span];
     const std::int64_t token = span.begin + p.begin, to = offset[p.span] + p.begin;
@@ -202,9 +202,9 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
          .scale = static_cast<float>(scale),
          .keys = panels + to * s.width,
          .values = first + to * stride,
-         .also = second == nullptr ? nullptr : second + to * stride,
+         .extra_values = second == nullptr ? nullptr : second + to * stride,
          .out = place(out.values, span.batch, block.begin, block.head),
-         .out_also = place(out.attended, span.batch, block.begin, block.head),
+         .extra_output = place(out.extra_output, span.batch, block.begin, block.head),
          .out_stride = s.heads * s.width,
          .lse = out.lse.mutable_data_ptr<float>() + (span.batch * s.heads + block.head) * s.queries + block.begin,
          .scratch = scratch});
@@ -225,24 +225,26 @@ at::Tensor attention_delta(const at::Tensor& result, const at::Tensor& d_result)
 }
 
 AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& also, const Attended& out, const at::Tensor& d_values,
-                                      const at::Tensor& d_attended, double scale, const Cuts& cuts, bool need_also) {
+                                      const at::Tensor& extra_values, const Attended& out, const at::Tensor& d_values,
+                                      const at::Tensor& d_extra_output, double scale, const Cuts& cuts,
+                                      bool need_extra) {
   at::Tensor delta =
       d_values.defined() ? attention_delta(out.values, d_values) : at::zeros(q.sizes().slice(0, 3), q.options());
-  if (d_attended.defined()) delta.add_(attention_delta(out.attended, d_attended));
-  return attention_backward(q, k, v, also, out.lse, delta, d_values, d_attended, scale, cuts, need_also);
+  if (d_extra_output.defined()) delta.add_(attention_delta(out.extra_output, d_extra_output));
+  return attention_backward(q, k, v, extra_values, out.lse, delta, d_values, d_extra_output, scale, cuts, need_extra);
 }
 
 AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& also, const at::Tensor& given_lse, const at::Tensor& delta,
-                                      const at::Tensor& d_values, const at::Tensor& d_attended, double scale,
-                                      const Cuts& cuts, bool need_also) {
-  const Shape s = shape_of(q, k, v, also);
+                                      const at::Tensor& extra_values, const at::Tensor& given_lse,
+                                      const at::Tensor& delta, const at::Tensor& d_values,
+                                      const at::Tensor& d_extra_output, double scale, const Cuts& cuts,
+                                      bool need_extra) {
+  const Shape s = shape_of(q, k, v, extra_values);
   const std::vector<Span> spans = spans_of(s, cuts);
-  const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(also);
+  const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(extra_values);
   const at::Tensor zero = d_values.defined() ? at::Tensor() : at::zeros({1, 1, 1, s.width}, q.options());
   const at::Tensor d_first = d_values.defined() ? readable(d_values) : zero.expand_as(q);
-  const at::Tensor d_second = also.defined() ? readable(d_attended) : at::Tensor();
+  const at::Tensor d_second = extra_values.defined() ? readable(d_extra_output) : at::Tensor();
   const at::Tensor lse = given_lse.contiguous(), deltas = delta.contiguous();
 
   // Heads that share keys get gradients of their own first: then any head is a task.
@@ -251,7 +253,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
   d.q = at::empty({s.batch, s.queries, s.heads, s.width}, q.options());
   d.k = at::empty(sizes, q.options());
   d.v = at::empty(sizes, q.options());
-  if (need_also && also.defined()) d.also = at::empty(sizes, q.options());
+  if (need_extra && extra_values.defined()) d.extra_values = at::empty(sizes, q.options());
 
   // Few long spans are halved, so that the threads end together. The second half has the queries' gradients apart.
   struct Task {
@@ -285,9 +287,9 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
               {.q = rows(queries, b, query, h),
                .k = rows(keys, b, key, span.key_head),
                .v = rows(values, b, key, span.key_head),
-               .also = rows(more, b, key, span.key_head),
+               .extra_values = rows(more, b, key, span.key_head),
                .d_values = rows(d_first, b, query, h),
-               .d_attended = rows(d_second, b, query, h),
+               .d_extra_output = rows(d_second, b, query, h),
                .lse = lse.const_data_ptr<float>() + (b * s.heads + h) * s.queries + query,
                .delta = {deltas.const_data_ptr<float>() + (b * s.queries + query) * s.heads + h, s.heads},
                .queries = span.end - past - query,
@@ -298,7 +300,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
                .d_q = place(*task.d_q, b, query, h),
                .d_k = place(d.k, b, key, h),
                .d_v = place(d.v, b, key, h),
-               .d_also = place(d.also, b, key, h),
+               .d_extra_values = place(d.extra_values, b, key, h),
                .gradient_stride = s.heads * s.width,
                .scratch = scratch});
         });
@@ -314,7 +316,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
   });
   d.k = sum_groups(d.k, s);
   d.v = sum_groups(d.v, s);
-  d.also = sum_groups(d.also, s);
+  d.extra_values = sum_groups(d.extra_values, s);
   return d;
 }
 

@@ -263,10 +263,10 @@ struct Loops {
     const std::int64_t width = f.width, stride = row_stride(width), unit = unit_of(width),
                        rows = round_up(f.rows, unit);
     const std::int64_t all = f.seen + f.rows - 1;
-    float* q = f.scratch;                         // [rows, stride]
-    float* values = q + query_block * stride;     // [rows, stride]
-    float* also = values + query_block * stride;  // [rows, stride]
-    float* scores = also + query_block * stride;  // [rows, forward_stride]
+    float* q = f.scratch;                                 // [rows, stride]
+    float* values = q + query_block * stride;             // [rows, stride]
+    float* extra_values = values + query_block * stride;  // [rows, stride]
+    float* scores = extra_values + query_block * stride;  // [rows, forward_stride]
     float* largest = scores + query_block * forward_stride;
     float* sum = largest + query_block;
     float* shrink = sum + query_block;
@@ -295,12 +295,12 @@ struct Loops {
                shrink[r]);
       }
       mix(scores, f.values + begin * stride, values, shrink, begin == 0, seen, rows, keys, width);
-      if (f.also != nullptr) {
-        mix(scores, f.also + begin * stride, also, shrink, begin == 0, seen, rows, keys, width);
+      if (f.extra_values != nullptr) {
+        mix(scores, f.extra_values + begin * stride, extra_values, shrink, begin == 0, seen, rows, keys, width);
       }
     }
     divide(values, sum, f.out, f.out_stride, f.rows, width);
-    if (f.also != nullptr) divide(also, sum, f.out_also, f.out_stride, f.rows, width);
+    if (f.extra_values != nullptr) divide(extra_values, sum, f.extra_output, f.out_stride, f.rows, width);
     for (std::int64_t r = 0; r < f.rows; ++r) f.lse[r] = largest[r] * ln_2 + std::log(sum[r]);
   }
 
@@ -352,27 +352,27 @@ struct Loops {
 
   static TAPETUNE_INLINE void backward(const Backward& b) {
     const std::int64_t width = b.width, stride = row_stride(width), padded = padded_rows(b.queries);
-    const bool second = b.d_attended.data != nullptr;
+    const bool second = b.d_extra_output.data != nullptr;
     float* q = b.scratch;                                     // [padded, stride]
     float* d_q = q + padded * stride;                         // [padded, stride]
     float* d_values = d_q + padded * stride;                  // [padded, stride]
-    float* d_attended = d_values + padded * stride;           // [padded, stride]
-    float* k_rows = d_attended + padded * stride;             // [key_block, stride]
+    float* d_extra_output = d_values + padded * stride;       // [padded, stride]
+    float* k_rows = d_extra_output + padded * stride;         // [key_block, stride]
     float* d_k = k_rows + key_block * stride;                 // [key_block, stride]
     float* d_v = d_k + key_block * stride;                    // [key_block, stride]
-    float* d_also = d_v + key_block * stride;                 // [key_block, stride]
-    float* weights = d_also + key_block * stride;             // [query_block, score_stride]
+    float* d_extra_values = d_v + key_block * stride;         // [key_block, stride]
+    float* weights = d_extra_values + key_block * stride;     // [query_block, score_stride]
     float* d_scores = weights + query_block * score_stride;   // [query_block, score_stride]
     float* k_panels = d_scores + query_block * score_stride;  // [key_block / lane, width, lane]
     float* v_panels = k_panels + key_block * width;
-    float* also_panels = v_panels + key_block * width;
-    float* lse = also_panels + key_block * width;  // [padded], in powers of two
-    float* delta = lse + padded;                   // [padded]: the sum of weights times their gradients
+    float* extra_panels = v_panels + key_block * width;
+    float* lse = extra_panels + key_block * width;  // [padded], in powers of two
+    float* delta = lse + padded;                    // [padded]: the sum of weights times their gradients
 
     copy_scaled(b.q.data, b.q.stride, b.queries, width, b.scale * log2_e, q);
     copy_scaled(b.d_values.data, b.d_values.stride, b.queries, width, 1.0F, d_values);
-    if (second) copy_scaled(b.d_attended.data, b.d_attended.stride, b.queries, width, 1.0F, d_attended);
-    for (float* x : {q, d_values, d_attended}) fill(x + b.queries * stride, (padded - b.queries) * stride, 0);
+    if (second) copy_scaled(b.d_extra_output.data, b.d_extra_output.stride, b.queries, width, 1.0F, d_extra_output);
+    for (float* x : {q, d_values, d_extra_output}) fill(x + b.queries * stride, (padded - b.queries) * stride, 0);
     fill(d_q, padded * stride, 0);
     fill(weights, 2 * query_block * score_stride, 0);
     fill(lse, 2 * padded, 0);
@@ -388,7 +388,9 @@ struct Loops {
       copy_scaled(b.k.data + begin * b.k.stride, b.k.stride, keys, width, 1.0F, k_rows);
       transpose(b.k.data + begin * b.k.stride, b.k.stride, keys, width, k_panels);
       transpose(b.v.data + begin * b.v.stride, b.v.stride, keys, width, v_panels);
-      if (second) transpose(b.also.data + begin * b.also.stride, b.also.stride, keys, width, also_panels);
+      if (second)
+        transpose(b.extra_values.data + begin * b.extra_values.stride, b.extra_values.stride, keys, width,
+                  extra_panels);
       fill(d_k, 3 * key_block * stride, 0);
 
       for (std::int64_t from = std::max<std::int64_t>(0, begin - b.past); from < b.queries; from += query_block) {
@@ -424,7 +426,7 @@ struct Loops {
             clear(t.c);
             multiply(t.c, d_values + (from + r) * stride, stride, 1, v_panels + k * width, lane, width);
             if (second)
-              multiply(t.c, d_attended + (from + r) * stride, stride, 1, also_panels + k * width, lane, width);
+              multiply(t.c, d_extra_output + (from + r) * stride, stride, 1, extra_panels + k * width, lane, width);
 #pragma GCC unroll 12
             for (int i = 0; i < tile; ++i) {
 #pragma GCC unroll 2
@@ -439,14 +441,15 @@ struct Loops {
         }
         gather(d_scores, k_rows, d_q + from * stride, seen, rows, keys, width);
         spread(weights, d_values + from * stride, d_v, seen, there, keys, width);
-        if (b.d_also != nullptr && second)
-          spread(weights, d_attended + from * stride, d_also, seen, there, keys, width);
+        if (b.d_extra_values != nullptr && second)
+          spread(weights, d_extra_output + from * stride, d_extra_values, seen, there, keys, width);
         spread(d_scores, q + from * stride, d_k, seen, there, keys, width);
       }
       const std::int64_t at = begin * b.gradient_stride;
       write(d_k, ln_2, b.d_k + at, b.gradient_stride, keys, width);
       write(d_v, 1.0F, b.d_v + at, b.gradient_stride, keys, width);
-      if (b.d_also != nullptr) write(d_also, 1.0F, b.d_also + at, b.gradient_stride, keys, width);
+      if (b.d_extra_values != nullptr)
+        write(d_extra_values, 1.0F, b.d_extra_values + at, b.gradient_stride, keys, width);
     }
     write(d_q, b.scale, b.d_q, b.gradient_stride, b.queries, width);
   }

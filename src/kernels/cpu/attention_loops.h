@@ -21,11 +21,11 @@ struct Forward {
   std::int64_t q_stride, rows, width;
   std::int64_t seen;  // keys that the first query sees; each that follows sees one more
   float scale;
-  const float* keys;    // panels
-  const float* values;  // rows
-  const float* also;    // rows, or null
-  float* out;           // of the values, with the stride out_stride between queries
-  float* out_also;      // of `also`
+  const float* keys;          // panels
+  const float* values;        // rows
+  const float* extra_values;  // rows, or null
+  float* out;                 // of the values, with the stride out_stride between queries
+  float* extra_output;        // of `extra_values`
   std::int64_t out_stride;
   float* lse;
   float* scratch;  // forward_scratch(width) numbers
@@ -40,17 +40,17 @@ struct Rows {
   std::int64_t stride;
 };
 struct Backward {
-  Rows q, k, v, also;         // also.data may be null
-  Rows d_values, d_attended;  // d_attended: null where there is nothing to add
+  Rows q, k, v, extra_values;     // extra_values.data may be null
+  Rows d_values, d_extra_output;  // d_extra_output: null where there is nothing to add
   const float* lse;
   Rows delta;  // a number a query
   std::int64_t queries, keys, width;
   std::int64_t past;  // keys that the first query sees before its own; it may be more than there are
   float scale;
   // The gradients are written, not added.
-  float *d_q, *d_k, *d_v, *d_also;  // d_also may be null
-  std::int64_t gradient_stride;     // the same for all
-  float* scratch;                   // backward_scratch numbers
+  float *d_q, *d_k, *d_v, *d_extra_values;  // d_extra_values may be null
+  std::int64_t gradient_stride;             // the same for all
+  float* scratch;                           // backward_scratch numbers
 };
 std::int64_t backward_scratch(std::int64_t queries, std::int64_t width);
 void attention_backward(const Backward& b);

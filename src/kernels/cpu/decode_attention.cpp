@@ -7,10 +7,11 @@
 namespace tapetune::kernels {
 
 std::pair<at::Tensor, at::Tensor> decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                   const at::Tensor& also, double scale) {
+                                                   const at::Tensor& extra_values, double scale) {
   const std::int64_t heads = q.size(0), width = q.size(1), length = k.size(1), group = heads / k.size(0);
   const at::Tensor queries = q.contiguous();
-  at::Tensor out = at::empty_like(queries), out_also = also.defined() ? at::empty_like(queries) : at::Tensor();
+  at::Tensor out = at::empty_like(queries),
+             extra_output = extra_values.defined() ? at::empty_like(queries) : at::Tensor();
   const auto* from = queries.const_data_ptr<float>();
   at::parallel_for(
       0, heads, std::max<std::int64_t>(1, 8192 / (length * width)), [&](std::int64_t begin, std::int64_t end) {
@@ -23,10 +24,10 @@ std::pair<at::Tensor, at::Tensor> decode_attention(const at::Tensor& q, const at
           loops::attention_weights(from + h * width, k.const_data_ptr<float>() + (h / group) * k.stride(0),
                                    weights.data(), length, width, static_cast<float>(scale));
           sum(h, v, out);
-          if (also.defined()) sum(h, also, out_also);
+          if (extra_values.defined()) sum(h, extra_values, extra_output);
         }
       });
-  return {out, out_also};
+  return {out, extra_output};
 }
 
 }  // namespace tapetune::kernels
