@@ -493,13 +493,13 @@ TEST_CASE("texts in pieces give the ids of the whole, for tokenizers of both fam
     const Tokenizer tokenizer = Tokenizer::open(folder.path());
     const nlohmann::json json = read_tokenizer_json(folder.path());
     TextEncoder encoder(tokenizer, json, 2);
-    REQUIRE(encoder.cuts().any());
+    REQUIRE(encoder.split_points().any());
     std::size_t cut = 0;
     for (unsigned seed = 0; seed < 60; ++seed) {
       const std::string text = random_text(3000, seed);
       std::vector<TextPiece> pieces;
       std::size_t begin = 0;
-      for (std::size_t at; (at = encoder.cuts().next(text, begin + 1 + seed)) != std::string::npos; begin = at)
+      for (std::size_t at; (at = encoder.split_points().next(text, begin + 1 + seed)) != std::string::npos; begin = at)
         pieces.push_back({text.substr(begin, at - begin), begin == 0, false});
       pieces.push_back({text.substr(begin), begin == 0, true});
       cut += pieces.size() - 1;
@@ -513,31 +513,32 @@ TEST_CASE("texts in pieces give the ids of the whole, for tokenizers of both fam
     }
     CHECK(cut > 1000);
   }
-  // No cut where a piece of the vocabulary lies across, nor beside an added token that brings a space of its own.
-  const Cuts cuts(read_tokenizer_json(folder.path()));
-  CHECK(cuts.next("the, the", 1) == std::string::npos);
-  CHECK(cuts.next("the. the", 1) == 4);
-  CHECK(cuts.next("</s> the", 1) == std::string::npos);
-  CHECK(cuts.next("the <s>", 1) == std::string::npos);
+  // No split point where a piece of the vocabulary lies across, nor beside an added token that brings a space of its
+  // own.
+  const SplitPoints split_points(read_tokenizer_json(folder.path()));
+  CHECK(split_points.next("the, the", 1) == std::string::npos);
+  CHECK(split_points.next("the. the", 1) == 4);
+  CHECK(split_points.next("</s> the", 1) == std::string::npos);
+  CHECK(split_points.next("the <s>", 1) == std::string::npos);
 }
 
 TEST_CASE("a tokenizer that is not known well is given whole documents") {
   const TempFolder folder;
   tiny_tokenizer(folder.path());
-  const auto cuts_with = [&](const char* pointer, const Json& value) {
+  const auto split_points_with = [&](const char* pointer, const Json& value) {
     Json json = from_text(read_file(folder / "tokenizer.json"));
     json[Json::json_pointer(pointer)] = value;
-    return Cuts(nlohmann::json::parse(to_text(json))).any();
+    return SplitPoints(nlohmann::json::parse(to_text(json))).any();
   };
-  CHECK(cuts_with("/version", "1.0"));
-  CHECK(cuts_with("/normalizer", {{"type", "NFC"}}));
-  CHECK_FALSE(cuts_with("/normalizer", {{"type", "Lowercase"}}));
-  CHECK_FALSE(cuts_with("/pre_tokenizer", {{"type", "Whitespace"}}));
-  CHECK_FALSE(cuts_with("/pre_tokenizer/add_prefix_space", true));
-  CHECK_FALSE(cuts_with("/model/dropout", 0.1));
-  CHECK_FALSE(cuts_with("/model/type", "Unigram"));
-  CHECK_FALSE(cuts_with("/added_tokens/0/lstrip", true));
-  CHECK_FALSE(cuts_with("/added_tokens/0/content", "two words"));
+  CHECK(split_points_with("/version", "1.0"));
+  CHECK(split_points_with("/normalizer", {{"type", "NFC"}}));
+  CHECK_FALSE(split_points_with("/normalizer", {{"type", "Lowercase"}}));
+  CHECK_FALSE(split_points_with("/pre_tokenizer", {{"type", "Whitespace"}}));
+  CHECK_FALSE(split_points_with("/pre_tokenizer/add_prefix_space", true));
+  CHECK_FALSE(split_points_with("/model/dropout", 0.1));
+  CHECK_FALSE(split_points_with("/model/type", "Unigram"));
+  CHECK_FALSE(split_points_with("/added_tokens/0/lstrip", true));
+  CHECK_FALSE(split_points_with("/added_tokens/0/content", "two words"));
 }
 
 TEST_CASE("documents of all kinds of files are packed in order, with BOS and EOS") {

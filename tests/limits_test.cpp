@@ -181,7 +181,7 @@ TEST_CASE("text without a place to cut is packed up to the limit, in less than 1
   CHECK(TokenFile::open(pack.folder.path() / "out" / "f.tokens").size() == longest_stretch + 2);  // BOS and EOS
 }
 
-TEST_CASE("a tokenizer without known cuts packs books of some megabytes and refuses longer documents") {
+TEST_CASE("a tokenizer without known split points packs books of some megabytes and refuses longer documents") {
   const Pack pack;
   Json json = tokenizer_json(pack.folder / "m");
   json["normalizer"] = {{"type", "Lowercase"}};
@@ -207,13 +207,13 @@ TEST_CASE("pieces that begin after a line end give the ids of the whole") {
     merging_tokenizer(folder.path(), regex);
     const Tokenizer tokenizer = Tokenizer::open(folder.path());
     TextEncoder encoder(tokenizer, read_tokenizer_json(folder.path()), 2);
-    REQUIRE(encoder.cuts().any());
+    REQUIRE(encoder.split_points().any());
     std::size_t after_lines = 0;
     for (unsigned seed = 0; seed < 150; ++seed) {
       const std::string text = odd_text(1500, seed);
       std::vector<TextPiece> pieces;
       std::size_t begin = 0;
-      for (std::size_t at; (at = encoder.cuts().next_piece(text, begin + 1 + seed % 40)) != std::string::npos;
+      for (std::size_t at; (at = encoder.split_points().next_piece(text, begin + 1 + seed % 40)) != std::string::npos;
            begin = at) {
         pieces.push_back({text.substr(begin, at - begin), begin == 0, false});
         if (text[at - 1] == '\n' && text[at] != ' ') ++after_lines;
@@ -246,14 +246,14 @@ TEST_CASE("a word without any token is left out where its first token would be d
   json["model"].erase("unk_token");  // what is not in the vocabulary has no token
   write_file(folder / "tokenizer.json", to_text(json));
   const Tokenizer tokenizer = Tokenizer::open(folder.path());
-  // Cuts of a tokenizer that puts "▁" before each text, which this one does not.
-  nlohmann::json cuts = nlohmann::json::parse(to_text(json));
-  cuts["model"]["vocab"]["▁"] = 61;
-  cuts["model"]["vocab"]["\n"] = 62;
-  cuts["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "always"}};
-  REQUIRE(Cuts(cuts).any());
-  TextEncoder encoder(tokenizer, cuts, 1);  // tries a text in parts, finds other ids, and does without cuts
-  CHECK_FALSE(encoder.cuts().any());
+  // Split points of a tokenizer that puts "▁" before each text, which this one does not.
+  nlohmann::json other = nlohmann::json::parse(to_text(json));
+  other["model"]["vocab"]["▁"] = 61;
+  other["model"]["vocab"]["\n"] = 62;
+  other["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "always"}};
+  REQUIRE(SplitPoints(other).any());
+  TextEncoder encoder(tokenizer, other, 1);  // tries a text in parts, finds other ids, and does without split points
+  CHECK_FALSE(encoder.split_points().any());
   const TextPiece piece{"a\n?", true, true};
   CHECK(std::ranges::equal(encoder.encode(std::span(&piece, 1))[0], tokenizer.encode("a\n?", false)));
 }

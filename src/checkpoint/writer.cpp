@@ -50,12 +50,12 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.nbytes())};
 }
 
-// One job beside the caller's own work: the next is taken when the last is done. What a job throws comes out of the
-// call after it.
-class Beside {
+// Writes in a thread of its own while the caller prepares the next tensor: a job is taken when the last is done. What a
+// job throws comes out of the call after it.
+class BackgroundWriter {
  public:
-  Beside() : thread_([this] { work(); }) {}
-  ~Beside() {
+  BackgroundWriter() : thread_([this] { work(); }) {}
+  ~BackgroundWriter() {
     {
       const std::lock_guard lock(mutex_);
       ended_ = true;
@@ -63,8 +63,8 @@ class Beside {
     changed_.notify_all();
     thread_.join();
   }
-  Beside(const Beside&) = delete;
-  Beside& operator=(const Beside&) = delete;
+  BackgroundWriter(const BackgroundWriter&) = delete;
+  BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
   void run(std::function<void()> job) {
     std::unique_lock lock(mutex_);
@@ -113,9 +113,9 @@ class Beside {
 class TensorWriter {
  public:
   // finite: the numbers are known to be.
-  TensorWriter(const PlannedTensor& planned, std::shared_ptr<OutputFile> out, Beside& beside, Progress& progress,
-               bool finite)
-      : planned_(planned), out_(std::move(out)), beside_(beside), progress_(progress), finite_(finite) {}
+  TensorWriter(const PlannedTensor& planned, std::shared_ptr<OutputFile> out, BackgroundWriter& background,
+               Progress& progress, bool finite)
+      : planned_(planned), out_(std::move(out)), background_(background), progress_(progress), finite_(finite) {}
 
   void put(const at::Tensor& rows) {
     std::vector<std::int64_t> fitting = planned_.shape;
@@ -152,13 +152,13 @@ class TensorWriter {
     written_ += piece.nbytes();
     rows_ += piece.dim() > 0 ? piece.size(0) : 0;
     if (written_ > planned_bytes(planned_)) end();
-    beside_.run([out = out_, piece] { out->write(bytes_of(piece)); });
+    background_.run([out = out_, piece] { out->write(bytes_of(piece)); });
     progress_.advance(piece.nbytes());
   }
 
   const PlannedTensor& planned_;
   std::shared_ptr<OutputFile> out_;
-  Beside& beside_;
+  BackgroundWriter& background_;
   Progress& progress_;
   bool finite_;
   std::uint64_t written_ = 0;
@@ -202,7 +202,7 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
   Progress progress("writing", total, "B");
   std::map<std::string, std::string> weight_map;
   {
-    Beside beside;  // ends, with what it does, before the folder goes
+    BackgroundWriter background;  // ends, with what it does, before the folder goes
     for (std::size_t i = 0; i < shards.size(); ++i) {
       const std::string name = shards.size() == 1
                                    ? "model.safetensors"
@@ -216,16 +216,16 @@ void stream_checkpoint(const fs::path& folder, const ModelConfig& config, const 
       }
       const auto out = std::make_shared<OutputFile>(staged.path() / name);
       const std::string head = lay_out_safetensors(entries, metadata);
-      beside.run([out, head] { out->write(head); });
+      background.run([out, head] { out->write(head); });
       for (const TensorEntry& entry : entries) {
         at_moment("tensor");
-        TensorWriter writer(*planned[entry.name], out, beside, progress, options.finite);
+        TensorWriter writer(*planned[entry.name], out, background, progress, options.finite);
         stream(entry.name, [&](const at::Tensor& rows) { writer.put(rows); });
         writer.end();
       }
-      beside.run([out] { out->finish(); });
+      background.run([out] { out->finish(); });
     }
-    beside.finish();
+    background.finish();
   }
 
   std::map<std::string, std::string> files = options.files;

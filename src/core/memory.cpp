@@ -21,7 +21,7 @@ void set_up_memory() {
 #endif
 }
 
-void give_back_heap() {
+void trim_memory() {
   if (heap_is_compact()) {
     ::mallctl("thread.tcache.flush", nullptr, nullptr, nullptr, 0);
     ::mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0);  // 4096 stands for all arenas
@@ -33,7 +33,7 @@ void give_back_heap() {
 }
 
 void start_memory_peak() {
-  give_back_heap();
+  trim_memory();
   // 5 sets the kernel's high-water mark to what is resident now.
   if (std::FILE* file = std::fopen("/proc/self/clear_refs", "w")) {
     std::fputs("5", file);

@@ -11,7 +11,7 @@ bool heap_is_compact();
 void set_up_memory();
 
 // Returns free heap pages to the kernel.
-void give_back_heap();
+void trim_memory();
 
 // Returns free heap pages and resets the kernel's high-water mark, so that the peak from here on belongs to what
 // follows.

@@ -183,16 +183,16 @@ struct TextEncoder::Task {
 
 TextEncoder::TextEncoder(const Tokenizer& tokenizer, const nlohmann::json& tokenizer_json, int threads)
     : tokenizer_(tokenizer),
-      cuts_(tokenizer_json),
+      split_points_(tokenizer_json),
       threads_(threads > 0 ? threads : available_cores()),
       words_(std::make_unique<Words>()) {
-  if (!cuts_.any()) return;
+  if (!split_points_.any()) return;
   // What is proved from tokenizer.json is tried once as well: slow ids are better than wrong ones.
   const TextPiece sample{
       "The fox's 12 tails, (and more) were\nseen in 1999.  Two  spaces\n\n new\r\nline caf\xc3\xa9 "
       "\xe4\xb8\xad\xe6\x96\x87 <s> </s> a\tb \n c\xe2\x80\x94 d\xff \xe2\x96\x81 e. END"};
   const std::vector<std::uint32_t> parts = encode(std::span(&sample, 1))[0];
-  if (!std::ranges::equal(parts, tokenizer.encode(sample.text, false))) cuts_.disable();
+  if (!std::ranges::equal(parts, tokenizer.encode(sample.text, false))) split_points_.disable();
   words_ = std::make_unique<Words>();
   invalid_ = 0;
 }
@@ -204,9 +204,10 @@ void TextEncoder::look_up(Task& task, std::span<const TextPiece> pieces) const {
     const std::string_view text = pieces[p].text;
     task.invalid += count_invalid_utf8(text);
     for (std::size_t begin = 0; begin < text.size();) {
-      const std::size_t end = std::min(cuts_.next(text, begin + 1), text.size());
+      const std::size_t end = std::min(split_points_.next(text, begin + 1), text.size());
       const std::string_view word = text.substr(begin, end - begin);
-      const Cuts::Part part = begin == 0 && pieces[p].begins ? Cuts::Part{word} : cuts_.continued(word);
+      const SplitPoints::Part part =
+          begin == 0 && pieces[p].begins ? SplitPoints::Part{word} : split_points_.continued(word);
       const std::uint64_t hash = hash_of(part.text);
       if (const auto known = part.text.size() > longest_word ? std::nullopt : words_->find(part.text, hash)) {
         const auto ids = without_first(*known, part.drop_first);
@@ -264,7 +265,7 @@ std::vector<std::vector<std::uint32_t>> TextEncoder::encode(std::span<const Text
   Encoded encoded;
   for (std::size_t begin = 0, end = 0; begin < unknown.texts().size(); begin = end) {
     const auto threads = static_cast<std::size_t>(threads_);
-    // Several texts that could not be cut share the memory that one of them may take.
+    // Several texts that could not be split share the memory that one of them may take.
     std::size_t bytes = 0;
     const auto fits = [&](std::size_t size) {
       const std::size_t most =
@@ -278,7 +279,7 @@ std::vector<std::vector<std::uint32_t>> TextEncoder::encode(std::span<const Text
 
   std::vector<std::vector<std::uint32_t>> ids(pieces.size());
   in_parallel(threads_, tasks.size(), [&](std::size_t i) { fill_in(tasks[i], encoded, ids); });
-  if (cuts_.any()) {
+  if (split_points_.any()) {
     for (std::uint32_t i = 0; i < unknown.texts().size(); ++i) {
       if (unknown.texts()[i].size() <= longest_word)
         words_->add(unknown.texts()[i], unknown.hashes()[i], encoded.word(i));

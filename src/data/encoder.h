@@ -1,5 +1,5 @@
-// Token ids of many texts on all cores. Texts are cut where the tokenizer splits them anyway, so that a word that came
-// before is looked up and not tokenised again.
+// Token ids of many texts on all cores. Texts are split where the tokenizer splits them anyway, so that a word that
+// came before is looked up and not tokenised again.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 #include <string_view>
 #include <vector>
 
-#include "data/cuts.h"
+#include "data/split_points.h"
 #include "hf/tokenizer.h"
 
 namespace tapetune {
 
-// Bytes without a place to cut that are still tokenised: less than 1 GB of memory, see longest_text.
+// Bytes without a place to split that are still tokenised: less than 1 GB of memory, see longest_text.
 constexpr std::size_t longest_stretch = 3 << 20;
 
-// A document, or a part of one that was cut.
+// A document, or a part of one that was split.
 struct TextPiece {
   std::string text;
   bool begins = true, ends = true;
@@ -31,7 +31,7 @@ class TextEncoder {
   TextEncoder(const TextEncoder&) = delete;
   TextEncoder& operator=(const TextEncoder&) = delete;
 
-  const Cuts& cuts() const { return cuts_; }
+  const SplitPoints& split_points() const { return split_points_; }
   int threads() const { return threads_; }
   // The ids of each piece, without BOS and EOS; pieces of one document follow each other.
   std::vector<std::vector<std::uint32_t>> encode(std::span<const TextPiece> pieces);
@@ -47,7 +47,7 @@ class TextEncoder {
   void fill_in(Task& task, const Encoded& encoded, std::span<std::vector<std::uint32_t>> ids) const;
 
   const Tokenizer& tokenizer_;
-  Cuts cuts_;
+  SplitPoints split_points_;
   int threads_;
   std::unique_ptr<Words> words_;
   std::size_t invalid_ = 0;

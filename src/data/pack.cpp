@@ -24,7 +24,7 @@ namespace tapetune {
 
 namespace {
 
-constexpr std::size_t piece_bytes = 128 << 10;         // longer documents are cut, where that is possible
+constexpr std::size_t piece_bytes = 128 << 10;         // longer documents are split, where that is possible
 constexpr std::size_t batch_bytes_a_thread = 1 << 20;  // of text that is tokenised together
 constexpr std::size_t waiting_batches = 2;             // read ahead
 constexpr std::string_view white_space = " \t\r\n\v\f";
@@ -81,8 +81,8 @@ class Queue {
 // Makes pieces of documents that come bit by bit, and batches of pieces.
 class Batcher {
  public:
-  Batcher(Queue& queue, const Cuts& cuts, bool strip, std::size_t batch_bytes)
-      : queue_(queue), cuts_(cuts), strip_(strip), batch_bytes_(batch_bytes) {}
+  Batcher(Queue& queue, const SplitPoints& split_points, bool strip, std::size_t batch_bytes)
+      : queue_(queue), split_points_(split_points), strip_(strip), batch_bytes_(batch_bytes) {}
 
   void begin_file(const TextFile& file) { file_ = &file; }
 
@@ -92,11 +92,11 @@ class Batcher {
     last_ = part.size();
     if (strip_ && !begun_) pending_.erase(0, std::min(pending_.find_first_not_of(white_space), pending_.size()));
     std::size_t begin = 0;
-    while (cuts_.any() && pending_.size() - begin > piece_bytes) {
+    while (split_points_.any() && pending_.size() - begin > piece_bytes) {
       const std::string_view rest = std::string_view(pending_).substr(begin);
-      const std::size_t cut = cuts_.next_piece(rest, std::max(piece_bytes, searched_));
+      const std::size_t cut = split_points_.next_piece(rest, std::max(piece_bytes, searched_));
       if (cut == std::string_view::npos) {
-        searched_ = rest.size() - Cuts::undecided;
+        searched_ = rest.size() - SplitPoints::undecided;
         break;
       }
       give(std::string(rest.substr(0, cut)), false);
@@ -104,7 +104,7 @@ class Batcher {
       searched_ = 0;
     }
     pending_.erase(0, begin);
-    const std::size_t limit = cuts_.any() ? longest_stretch : longest_text;
+    const std::size_t limit = split_points_.any() ? longest_stretch : longest_text;
     // What is no UTF-8 becomes U+FFFD, which has three bytes.
     if (3 * pending_.size() > limit && pending_.size() + 2 * count_invalid_utf8(pending_) > limit) refuse_long();
   }
@@ -126,11 +126,11 @@ class Batcher {
  private:
   [[noreturn]] void refuse_long() const {
     const bool lines = file_->kind == TextFile::Kind::json_lines;
-    std::size_t begin = 0;  // pieces are not cut at the first place that there is
-    for (std::size_t at = 0; (at = cuts_.next_piece(pending_, at + 1)) != std::string_view::npos;) begin = at;
+    std::size_t begin = 0;  // pieces are not split at the first place that there is
+    for (std::size_t at = 0; (at = split_points_.next_piece(pending_, at + 1)) != std::string_view::npos;) begin = at;
     const std::string where =
         lines ? fmt::format("line {}", at_) : fmt::format("byte {}", at_ + last_ - pending_.size() + begin);
-    if (!cuts_.any()) {
+    if (!split_points_.any()) {
       fail("data",
            "{}: the document at {} has more than {} MB, the limit for a tokenizer that takes documents whole; {}.",
            file_->path.string(), where, longest_text >> 20,
@@ -152,12 +152,12 @@ class Batcher {
   }
 
   Queue& queue_;
-  const Cuts& cuts_;
+  const SplitPoints& split_points_;
   bool strip_;
   std::size_t batch_bytes_;
   Batch batch_;
   std::string pending_;
-  std::size_t searched_ = 0;  // up to here, pending_ has no place to cut
+  std::size_t searched_ = 0;  // up to here, pending_ has no place to split
   const TextFile* file_ = nullptr;
   std::uint64_t at_ = 0;  // where the last part of pending_ is: see DocumentReader
   std::size_t last_ = 0;  // bytes of that part
@@ -207,7 +207,7 @@ Packed pack(const PackOptions& options) {
   std::size_t replaced = 0, empty = 0;
   std::jthread reader([&] {
     try {
-      Batcher batcher(queue, encoder.cuts(), options.strip,
+      Batcher batcher(queue, encoder.split_points(), options.strip,
                       batch_bytes_a_thread * static_cast<std::size_t>(encoder.threads()));
       for (const TextFile& file : files) {
         bool any = false;

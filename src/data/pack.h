@@ -35,10 +35,10 @@ struct Packed {
   std::uint64_t bytes = 0;  // of the files, as they are on disk
 };
 
-// Memory does not grow with the text. What cannot be cut (see cuts.h) is tokenised whole, which takes up to 220 times
-// its size, so that its length is limited: to `longest_stretch` within a document, and to `longest_text` for a whole
-// document where the tokenizer has no cuts. Empty documents are left out. Parts that are no UTF-8 become U+FFFD, and a
-// warning says how many.
+// Memory does not grow with the text. What cannot be split (see split_points.h) is tokenised whole, which takes up to
+// 220 times its size, so that its length is limited: to `longest_stretch` within a document, and to `longest_text` for
+// a whole document where the tokenizer has no split points. Empty documents are left out. Parts that are no UTF-8
+// become U+FFFD, and a warning says how many.
 Packed pack(const PackOptions& options);
 
 }  // namespace tapetune

@@ -88,7 +88,7 @@ Tokenizer Tokenizer::open(const fs::path& folder) {
   } catch (const rust::Error& error) {
     fail("tokenizer", "{}: cannot be read ({}); copy it again from the original model.", path.string(), error.what());
   }
-  give_back_heap();  // parsing a vocabulary leaves more holes behind than the vocabulary takes
+  trim_memory();  // parsing a vocabulary leaves more holes behind than the vocabulary takes
   const fs::path config_path = folder / "tokenizer_config.json";
   if (fs::exists(config_path, status)) {
     const Json config = parse_json(read_text(config_path), "tokenizer", config_path.string());

@@ -96,7 +96,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
     if (options.use_cache) row.cache = std::make_unique<SequenceCache>(model.make_cache(row.planned));
     const at::Tensor state = last_state(row);
     // Before the head comes into memory, the last of the weights.
-    if (&row == &rows.back() && row.room > many) give_back_heap();
+    if (&row == &rows.back() && row.room > many) trim_memory();
     const at::Tensor logits = model.logits(state);
     measured.prefill_tokens += static_cast<std::int64_t>(row.tokens.size());
     measured.prefill_seconds.push_back(since(start));

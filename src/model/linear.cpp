@@ -166,15 +166,15 @@ bool cpu_has_fast_bf16() {
 #endif
 }
 
-void avoid_hidden_tiles() {
+void disable_broken_amx() {
 #if defined(__x86_64__)
-  static const bool hidden = [] {
+  static const bool broken = [] {
     constexpr unsigned features = 7, tiles = 0x1d, palette = 1, has_tiles = 1U << 24;
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (__get_cpuid_count(features, 0, &a, &b, &c, &d) == 0 || (d & has_tiles) == 0) return false;
     return __get_cpuid_count(tiles, palette, &a, &b, &c, &d) == 0 || b == 0;
   }();
-  if (hidden) ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", /*overwrite=*/0);
+  if (broken) ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", /*overwrite=*/0);
 #endif
 }
 

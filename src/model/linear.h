@@ -39,7 +39,7 @@ bool cpu_has_fast_bf16();
 
 // To be called before the first product. oneDNN, by which LibTorch multiplies bf16, asks the processor how large AMX's
 // tiles are. Virtual machines have been seen that offer AMX and hide that answer, where it ends the process with an
-// illegal instruction; it is then told to leave AMX alone.
-void avoid_hidden_tiles();
+// illegal instruction; AMX is then disabled in oneDNN.
+void disable_broken_amx();
 
 }  // namespace tapetune

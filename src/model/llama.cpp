@@ -130,7 +130,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
 Llama::Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, Seams seams)
     : config_(std::move(config)), weights_(std::move(weights)), dtype_(dtype), seams_(std::move(seams)) {
-  avoid_hidden_tiles();
+  disable_broken_amx();
 }
 
 Llama Llama::open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device) {

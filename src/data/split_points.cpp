@@ -1,4 +1,4 @@
-#include "data/cuts.h"
+#include "data/split_points.h"
 
 #include <algorithm>
 #include <optional>
@@ -92,7 +92,7 @@ bool prepends_and_replaces(const json& normalizer) {
 
 }  // namespace
 
-Cuts::Cuts(const json& tokenizer) {
+SplitPoints::SplitPoints(const json& tokenizer) {
   const json &model = member(tokenizer, "model"), &normalizer = member(tokenizer, "normalizer"),
              &pre = member(tokenizer, "pre_tokenizer"), &added = member(tokenizer, "added_tokens");
   if (!is(model, "type", "BPE") || !null_or_false(member(model, "dropout")) ||
@@ -100,7 +100,7 @@ Cuts::Cuts(const json& tokenizer) {
     return;
   bool normalized = false;
   for (const json& token : added.is_array() ? added : json::array()) {
-    // A token that takes in what is around it, or holds what we cut at, may lie across a cut.
+    // A token that takes in what is around it, or holds what we split at, may lie across a split point.
     for (const char* key : {"lstrip", "rstrip", "single_word"}) {
       if (!null_or_false(member(token, key))) return;
     }
@@ -125,7 +125,7 @@ Cuts::Cuts(const json& tokenizer) {
   }
 }
 
-void Cuts::byte_level(AfterLine after_line) {
+void SplitPoints::byte_level(AfterLine after_line) {
   any_ = carriages_ = true;
   after_line_ = after_line;
   for (unsigned c = 0; c < 128; ++c) {
@@ -135,7 +135,7 @@ void Cuts::byte_level(AfterLine after_line) {
   }
 }
 
-void Cuts::sentence_pieces(const json& model) {
+void SplitPoints::sentence_pieces(const json& model) {
   const json& vocab = member(model, "vocab");
   // Were "▁" unknown, it could be fused with an unknown character before it; were texts looked up whole, a part could
   // be found that the whole does not have.
@@ -170,7 +170,7 @@ void Cuts::sentence_pieces(const json& model) {
   std::ranges::sort(never_before_line_);
 }
 
-bool Cuts::allowed(std::string_view text, std::size_t at) const {
+bool SplitPoints::allowed(std::string_view text, std::size_t at) const {
   const bool space = text[at] == ' ';
   if (!space && text[at] != '\n' && !(carriages_ && text[at] == '\r')) return false;
   const auto before = static_cast<unsigned char>(text[at - 1]);
@@ -184,7 +184,7 @@ bool Cuts::allowed(std::string_view text, std::size_t at) const {
          !std::ranges::binary_search(space ? never_before_space_ : never_before_line_, *wide);
 }
 
-std::size_t Cuts::next(std::string_view text, std::size_t from) const {
+std::size_t SplitPoints::next(std::string_view text, std::size_t from) const {
   if (!any_) return std::string_view::npos;
   for (std::size_t i = std::max<std::size_t>(from, 1); i + 1 < text.size(); ++i) {
     if (text[i] <= ' ' && text[i] >= 0 && allowed(text, i)) return i;
@@ -195,7 +195,7 @@ std::size_t Cuts::next(std::string_view text, std::size_t from) const {
 // Between "\n" and what follows. Only white space can stand in a match with a "\n" before it, and in "\s*[\r\n]+" only
 // up to the last line end of the white space. GPT-2's "\s+(?!\S)" keeps the last character of white space apart where
 // text follows but not where the text ends, so that it must be the only one.
-bool Cuts::allowed_after_line(std::string_view text, std::size_t at) const {
+bool SplitPoints::allowed_after_line(std::string_view text, std::size_t at) const {
   if (after_line_ == AfterLine::lone && (at < 2 || ends_with_space(text, at - 1))) return false;
   for (std::size_t i = at; i + 4 < at + undecided;) {
     const auto lead = static_cast<unsigned char>(text[i]);
@@ -206,7 +206,7 @@ bool Cuts::allowed_after_line(std::string_view text, std::size_t at) const {
   return false;
 }
 
-std::size_t Cuts::next_piece(std::string_view text, std::size_t from) const {
+std::size_t SplitPoints::next_piece(std::string_view text, std::size_t from) const {
   if (!any_) return std::string_view::npos;
   for (std::size_t i = std::max<std::size_t>(from, 1); i + 1 < text.size(); ++i) {
     if (text[i] > ' ' || text[i] < 0) continue;
@@ -217,7 +217,7 @@ std::size_t Cuts::next_piece(std::string_view text, std::size_t from) const {
   return std::string_view::npos;
 }
 
-Cuts::Part Cuts::continued(std::string_view part) const {
+SplitPoints::Part SplitPoints::continued(std::string_view part) const {
   if (part.empty()) return {part};
   if (part[0] == ' ') return {drops_space_ ? part.substr(1) : part};
   return {part, drops_prefix_};
