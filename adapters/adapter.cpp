@@ -20,14 +20,14 @@ std::vector<std::string_view> with_common(std::vector<std::string_view> keys) {
   return keys;
 }
 
-std::vector<std::string_view> with_low_rank(std::vector<std::string_view> keys) {
+std::vector<std::string_view> with_lora(std::vector<std::string_view> keys) {
   for (const std::string_view key :
        {"rank", "alpha", "dropout", "targets", "layers_to_transform", "exclude_modules", "rslora", "dora"})
     keys.push_back(key);
   return with_common(std::move(keys));
 }
 
-void inject_nothing(Injection&) {}
+void make_nothing(ModelBuilder&) {}
 
 void set_rotary(const MethodOptions& options, ModelConfig& config) {
   RopeConfig& rope = config.rope;
@@ -76,15 +76,14 @@ std::span<const Method> methods() {
        {"scaling", "factor", "theta"},
        nullptr,
        nullptr,
-       inject_nothing},
-      {"full", "every weight trains", {"scaling", "factor", "theta", "untie"}, nullptr, nullptr, inject_full},
-      {"lora", "LoRA matrices beside chosen projections", with_low_rank({}), nullptr, check_low_rank, inject_low_rank},
-      {"longlora", "lora, and attention in shifted groups while training", with_low_rank({"group"}), nullptr,
-       check_low_rank, inject_longlora},
-      {"theta-scaling", "lora, and a larger rope_theta", with_low_rank({}), theta_defaults, check_low_rank,
-       inject_theta_scaling},
+       make_nothing},
+      {"full", "every weight trains", {"scaling", "factor", "theta", "untie"}, nullptr, nullptr, make_full},
+      {"lora", "LoRA matrices beside chosen projections", with_lora({}), nullptr, check_lora, make_lora},
+      {"longlora", "lora, and attention in shifted groups while training", with_lora({"group"}), nullptr, check_lora,
+       make_longlora},
+      {"theta-scaling", "lora, and a larger rope_theta", with_lora({}), theta_defaults, check_lora, make_theta_scaling},
       {"tape", "positions that learn from context; with rank=8, lora as well",
-       with_low_rank({"mix", "width", "random_offset", "equivariant"}), tape_defaults, check_tape, inject_tape}};
+       with_lora({"mix", "width", "random_offset", "equivariant"}), tape_defaults, check_tape, make_tape}};
   return all;
 }
 
@@ -105,7 +104,7 @@ std::string module_name(std::int64_t layer, Projection which) {
   return fmt::format("model.layers.{}.{}.{}_proj", layer, mlp ? "mlp" : "self_attn", projection_name(which));
 }
 
-std::string_view part_of(const Parameter& parameter) {
+std::string_view group_of(const Parameter& parameter) {
   const std::string& name = parameter.name;
   const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
   if (name == "model.embed_tokens.weight") return "embeddings";
@@ -116,7 +115,7 @@ std::string_view part_of(const Parameter& parameter) {
   return has(".pe.") ? "position" : "weights";
 }
 
-at::Tensor Injection::train(const std::string& name, const at::Tensor& start) {
+at::Tensor ModelBuilder::train(const std::string& name, const at::Tensor& start) {
   at::Tensor value = start.detach()
                          .to(trained_options.device(), c10::typeMetaToScalarType(trained_options.dtype()),
                              /*non_blocking=*/false, /*copy=*/true)
@@ -129,13 +128,13 @@ at::Tensor Injection::train(const std::string& name, const at::Tensor& start) {
 AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
                    at::ScalarType dtype, std::uint64_t seed, std::optional<at::Device> device) {
   const Method& method = find_method(options.method);
-  Injection model{options, config, weights, {}, {}, {}, at::make_generator<at::CPUGeneratorImpl>(seed), {}};
+  ModelBuilder model{options, config, weights, {}, {}, {}, at::make_generator<at::CPUGeneratorImpl>(seed), {}};
   model.trained_options =
       weights.embedding.options().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad(false);
   if (device) model.trained_options = model.trained_options.device(*device);
   set_rotary(options, model.config);
-  method.inject(model);
-  train_also_parts(model);
+  method.make(model);
+  train_also(model);
   return {Llama(std::move(model.config), std::move(model.weights), dtype, std::move(model.seams)),
           std::move(model.parameters), options, std::move(model.notes)};
 }

@@ -23,7 +23,7 @@ struct Parameter {
 };
 
 // A model in the making: a method changes what it needs to.
-struct Injection {
+struct ModelBuilder {
   const MethodOptions& options;
   ModelConfig config;
   LlamaWeights weights;
@@ -37,8 +37,8 @@ struct Injection {
   at::TensorOptions trained_options;
 };
 
-// What a trained tensor is part of: embeddings, head, norms, low-rank, position, attention mixing or weights.
-std::string_view part_of(const Parameter& parameter);
+// The group of a trained tensor: embeddings, head, norms, low-rank, position, attention mixing or weights.
+std::string_view group_of(const Parameter& parameter);
 
 struct Method {
   std::string_view name;
@@ -46,7 +46,7 @@ struct Method {
   std::vector<std::string_view> keys;
   void (*defaults)(MethodOptions& options);     // null: those of MethodOptions
   void (*check)(const MethodOptions& options);  // null: nothing beyond each key's own rule
-  void (*inject)(Injection& model);
+  void (*make)(ModelBuilder& model);
 };
 
 std::span<const Method> methods();

@@ -19,7 +19,7 @@ constexpr const char* head_name = "lm_head.weight";
 constexpr const char* adapter_file = "adapter_model.safetensors";
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 
-bool has_low_rank(const std::vector<Parameter>& parameters) {
+bool has_lora(const std::vector<Parameter>& parameters) {
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const Parameter& p) { return p.name.ends_with(".lora_A.weight"); });
 }
@@ -35,7 +35,7 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
   config["task_type"] = "CAUSAL_LM";
   config["inference_mode"] = true;
   // PEFT would load TAPE's LoRA matrices and silently skip the rest, so that it must not know the type.
-  if (options.method == "tape" || !has_low_rank(adapted.parameters)) {
+  if (options.method == "tape" || !has_lora(adapted.parameters)) {
     config["peft_type"] = options.method == "full" ? "FULL" : "TAPE";
     return config;
   }

@@ -315,14 +315,14 @@ TEST_CASE("the training loss comes in blocks, and its gradients are those of all
   // of logits lose more digits than the tolerance allows, in ATen too.
   for (const auto& [dtype, vocab, width, count] :
        {Size{at::kFloat, 128'256, 64, 300}, Size{at::kDouble, 3'000'000, 2, 13}}) {
-    for (const bool pair : {false, true}) {
+    for (const bool lora : {false, true}) {
       ModelConfig config;
       config.vocab_size = vocab;
       config.hidden_size = width;
       at::manual_seed(6);
       LlamaWeights weights;
       weights.embedding = weights.head.weight = at::randn({vocab, width}, dtype);
-      const std::vector<std::string> words{pair ? "targets=lm_head" : "train_also=lm_head", "rank=1"};
+      const std::vector<std::string> words{lora ? "targets=lm_head" : "train_also=lm_head", "rank=1"};
       const AdaptedModel adapted = adapt(config, weights, parse_method("lora", words), dtype);
       const at::Tensor hidden = at::randn({count, width}, dtype).requires_grad_(true);
       at::Tensor targets = at::arange(count);

@@ -159,13 +159,13 @@ TEST_CASE("merge: scale B A is added in f32 and rounded once, with DoRA's length
       const auto trained = adapter_tensors(run);
       const MethodOptions& o = input.method;
       const double rank = static_cast<double>(o.rank), scale = o.alpha / (o.rslora ? std::sqrt(rank) : rank);
-      int pairs = 0;
+      int adapted = 0;
       for (const PlannedTensor& tensor : merged.tensors()) {
         INFO(tensor.name << " " << toString(dtype));
         at::Tensor expected = input.base->tensor(tensor.name);
         const std::string module = tensor.name.substr(0, tensor.name.size() - 6);
         if (trained.contains(module + "lora_A.weight")) {
-          ++pairs;
+          ++adapted;
           at::Tensor sum = expected.to(at::kFloat) +
                            at::mm(trained.at(module + "lora_B.weight"), trained.at(module + "lora_A.weight")) * scale;
           if (o.dora) sum = sum * (trained.at(module + "lora_magnitude_vector") / sum.norm(2, 1)).unsqueeze(1);
@@ -178,7 +178,7 @@ TEST_CASE("merge: scale B A is added in f32 and rounded once, with DoRA's length
         // Nearly all to the last bit: a sum may be taken in another order.
         CHECK(got.eq(expected).to(at::kFloat).mean().item<double>() > 0.95);
       }
-      CHECK(pairs == (o.dora ? 6 : 12));
+      CHECK(adapted == (o.dora ? 6 : 12));
     }
   }
 }
@@ -264,7 +264,7 @@ TEST_CASE("merge: tied embeddings stay tied unless training made them differ") {
   CHECK(merged("trained", {"train_also=embeddings"}));
   CHECK_FALSE(merged("untied", {"train_also=embeddings", "untie=true"}));
   CHECK_FALSE(merged("untied-head", {"train_also=lm_head", "untie=true"}));
-  CHECK_FALSE(merged("pair", {"targets=q,lm_head"}));
+  CHECK_FALSE(merged("lora-head", {"targets=q,lm_head"}));
   CHECK(merged("equal", {"train_also=embeddings,lm_head", "untie=true"}, 0));  // untied, but the same
 }
 
@@ -525,8 +525,8 @@ TEST_CASE("merge: refuses NaN and Inf, with the tensor's name") {
   const Bench bench;
   const fs::path weights = bench.make_run("lora", {"train_also=norms"}) / "adapter" / "adapter_model.safetensors";
   const std::string good = read_file(weights);
-  const std::string pair = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight";
-  change_tensor(weights, pair, at::full({16, 8}, NAN));
+  const std::string lora_b = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight";
+  change_tensor(weights, lora_b, at::full({16, 8}, NAN));
   refused(merge_run(bench), Contains("[merge] model.layers.1.self_attn.v_proj.weight: the result has NaN or Inf"),
           bench, 2);
   write_file(weights, good);

@@ -6,7 +6,7 @@ namespace tapetune {
 
 namespace {
 
-void train_norms(Injection& model) {
+void train_norms(ModelBuilder& model) {
   for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
     LayerWeights& layer = model.weights.layers[i];
     const std::string name = fmt::format("model.layers.{}.", i);
@@ -16,7 +16,7 @@ void train_norms(Injection& model) {
   model.weights.norm = model.train("model.norm.weight", model.weights.norm);
 }
 
-void train_ends(Injection& model, bool embeddings, bool head) {
+void train_embeddings_and_head(ModelBuilder& model, bool embeddings, bool head) {
   LlamaWeights& weights = model.weights;
   const bool tied = model.config.tied_embeddings;
   if (tied && model.options.untie) {
@@ -35,8 +35,8 @@ void train_ends(Injection& model, bool embeddings, bool head) {
 
 }  // namespace
 
-void inject_full(Injection& model) {
-  train_ends(model, true, true);
+void make_full(ModelBuilder& model) {
+  train_embeddings_and_head(model, true, true);
   for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
     const auto all = linears(model.weights.layers[i]);
     for (std::size_t p = 0; p < all.size(); ++p) {
@@ -48,19 +48,19 @@ void inject_full(Injection& model) {
   train_norms(model);
 }
 
-void train_also_parts(Injection& model) {
+void train_also(ModelBuilder& model) {
   if (model.options.method == "full") return;
   const MethodOptions& options = model.options;
   const bool tied = model.config.tied_embeddings && !options.untie;
   const bool whole_head = options.train_head || (tied && options.train_embeddings);
-  const bool pair = options.rank > 0 && std::find(options.targets.begin(), options.targets.end(), Projection::head) !=
-                                            options.targets.end();
-  if (whole_head && pair && !model.seams.linear->trained(model.config.layers).empty()) {
+  const bool has_lora = options.rank > 0 && std::find(options.targets.begin(), options.targets.end(),
+                                                      Projection::head) != options.targets.end();
+  if (whole_head && has_lora && !model.seams.linear->trained(model.config.layers).empty()) {
     fail("method",
          "the head would train in full{} and have LoRA matrices too; take lm_head out of train_also or targets.",
          options.train_head ? "" : " (it is tied to the embeddings)");
   }
-  train_ends(model, options.train_embeddings, options.train_head);
+  train_embeddings_and_head(model, options.train_embeddings, options.train_head);
   if (options.train_norms) train_norms(model);
 }
 

@@ -5,9 +5,9 @@
 
 namespace tapetune {
 
-void inject_full(Injection& model);
+void make_full(ModelBuilder& model);
 
 // What `train_also` names, by structure. Tied embeddings are trained once and stay tied unless they are to be untied.
-void train_also_parts(Injection& model);
+void train_also(ModelBuilder& model);
 
 }  // namespace tapetune

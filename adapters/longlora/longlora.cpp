@@ -39,12 +39,12 @@ class ShiftedGroups final : public AttentionSeam {
 
 }  // namespace
 
-void inject_longlora(Injection& model) {
+void make_longlora(ModelBuilder& model) {
   if (model.config.heads % 2 != 0) {
     fail("longlora", "half of the heads are shifted, but the model has {}: an even number is needed.",
          model.config.heads);
   }
-  inject_low_rank(model);
+  make_lora(model);
   model.seams.attention = std::make_shared<ShiftedGroups>(model.options.group);
 }
 

@@ -6,6 +6,6 @@
 
 namespace tapetune {
 
-void inject_longlora(Injection& model);
+void make_longlora(ModelBuilder& model);
 
 }  // namespace tapetune

@@ -14,8 +14,9 @@ namespace {
 
 constexpr std::size_t projection_count = 8;
 
-struct Pair {
-  LowRank low;
+// The LoRA matrices of a projection, and what DoRA adds to them.
+struct LoraLayer {
+  LoraWeights weights;
   at::Tensor magnitude;        // [out], DoRA only
   at::Tensor squares;          // [out]: the squared length of each frozen row, DoRA only
   mutable at::Tensor lengths;  // [out]: of each adapted row, where they cannot change any more
@@ -23,36 +24,37 @@ struct Pair {
 
 // ||W + scale b a|| of every row, without W + scale b a: the square of a sum, multiplied out. No gradient flows
 // through.
-at::Tensor row_lengths(const Linear& frozen, const Pair& pair) {
+at::Tensor row_lengths(const Linear& frozen, const LoraLayer& lora) {
   const c10::NoGradGuard constant;
-  const auto dtype = pair.low.b.scalar_type();
-  const at::Tensor &a = pair.low.a, &b = pair.low.b;                              // [r, in], [out, r]
+  const auto dtype = lora.weights.b.scalar_type();
+  const at::Tensor &a = lora.weights.a, &b = lora.weights.b;                      // [r, in], [out, r]
   const at::Tensor across = (at::mm(frozen.weight.to(dtype), a.t()) * b).sum(1);  // [out]
   const at::Tensor own = (at::mm(b, at::mm(a, a.t())) * b).sum(1);                // [out]
-  const double scale = pair.low.scale;
-  return (pair.squares + 2 * scale * across + scale * scale * own).clamp_min(0).sqrt();
+  const double scale = lora.weights.scale;
+  return (lora.squares + 2 * scale * across + scale * scale * own).clamp_min(0).sqrt();
 }
 
-class LowRankSeam final : public LinearSeam {
+class LoraSeam final : public LinearSeam {
  public:
-  LowRankSeam(std::int64_t layers, double dropout) : pairs_(static_cast<std::size_t>(layers) + 1), dropout_(dropout) {}
+  LoraSeam(std::int64_t layers, double dropout)
+      : lora_layers_(static_cast<std::size_t>(layers) + 1), dropout_(dropout) {}
 
-  Pair& at(std::int64_t layer, Projection which) {
-    return pairs_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
+  LoraLayer& at(std::int64_t layer, Projection which) {
+    return lora_layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
   }
-  const Pair& at(std::int64_t layer, Projection which) const {
-    return pairs_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
+  const LoraLayer& at(std::int64_t layer, Projection which) const {
+    return lora_layers_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
   }
 
   std::vector<at::Tensor> project(const Call& call, const at::Tensor& x) const override {
     if (dropout_ > 0 && call.training != nullptr && call.training->dropout) return project_dropped(call, x);
-    std::vector<LowRank> added;
+    std::vector<LoraWeights> added;
     std::vector<Linear> frozen(call.frozen.begin(), call.frozen.end());
     bool dora = false;
     for (std::size_t i = 0; i < frozen.size(); ++i) {
-      const Pair& pair = at(call.layer, call.which[i]);
-      added.push_back(pair.low);
-      if (pair.magnitude.defined()) {
+      const LoraLayer& lora = at(call.layer, call.which[i]);
+      added.push_back(lora.weights);
+      if (lora.magnitude.defined()) {
         dora = true;
         frozen[i].bias.reset();  // comes after the magnitude
       }
@@ -60,16 +62,16 @@ class LowRankSeam final : public LinearSeam {
     // A magnitude's gradient asks for the values that it scales.
     std::vector<at::Tensor> out = tapetune::project(frozen, added, x, call.gradients_only && !dora);
     for (std::size_t i = 0; dora && i < out.size(); ++i) {
-      const Pair& pair = at(call.layer, call.which[i]);
-      if (pair.magnitude.defined()) out[i] = with_bias(out[i] * stretch(call.frozen[i], pair, x), call.frozen[i].bias);
+      const LoraLayer& lora = at(call.layer, call.which[i]);
+      if (lora.magnitude.defined()) out[i] = with_bias(out[i] * stretch(call.frozen[i], lora, x), call.frozen[i].bias);
     }
     return out;
   }
 
   std::vector<at::Tensor> trained(std::int64_t layer) const override {
     std::vector<at::Tensor> all;
-    for (const Pair& pair : pairs_[static_cast<std::size_t>(layer)]) {
-      for (const at::Tensor& t : {pair.low.a, pair.low.b, pair.magnitude}) {
+    for (const LoraLayer& lora : lora_layers_[static_cast<std::size_t>(layer)]) {
+      for (const at::Tensor& t : {lora.weights.a, lora.weights.b, lora.magnitude}) {
         if (t.defined()) all.push_back(t);
       }
     }
@@ -77,11 +79,11 @@ class LowRankSeam final : public LinearSeam {
   }
 
  private:
-  static at::Tensor stretch(const Linear& frozen, const Pair& pair, const at::Tensor& x) {
+  static at::Tensor stretch(const Linear& frozen, const LoraLayer& lora, const at::Tensor& x) {
     // Under InferenceMode nothing trains: what a text's first token found holds for all of them.
-    const bool fixed = pair.low.a.is_inference();
-    if (fixed && !pair.lengths.defined()) pair.lengths = row_lengths(frozen, pair);
-    return (pair.magnitude / (fixed ? pair.lengths : row_lengths(frozen, pair))).to(x.scalar_type());  // [out]
+    const bool fixed = lora.weights.a.is_inference();
+    if (fixed && !lora.lengths.defined()) lora.lengths = row_lengths(frozen, lora);
+    return (lora.magnitude / (fixed ? lora.lengths : row_lengths(frozen, lora))).to(x.scalar_type());  // [out]
   }
   static at::Tensor with_bias(const at::Tensor& y, const at::Tensor& bias) {
     return bias.defined() ? y + bias.to(y.scalar_type()) : y;
@@ -113,12 +115,12 @@ class LowRankSeam final : public LinearSeam {
     return mask;
   }
 
-  // Each pair leaves out inputs of its own; the frozen projection sees them all.
+  // Each LoRA branch drops inputs of its own; the frozen projection sees them all.
   std::vector<at::Tensor> project_dropped(const Call& call, const at::Tensor& x) const {
     std::vector<at::Tensor> out = tapetune::project(call.frozen, {}, x);
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const Pair& pair = at(call.layer, call.which[i]);
-      if (!pair.low.a.defined()) continue;
+      const LoraLayer& lora = at(call.layer, call.which[i]);
+      if (!lora.weights.a.defined()) continue;
       const std::uint64_t place =
           static_cast<std::uint64_t>(call.layer) * projection_count + static_cast<std::uint64_t>(call.which[i]);
       const at::Tensor kept = kept_inputs(x, *call.training, place);
@@ -126,29 +128,29 @@ class LowRankSeam final : public LinearSeam {
       const Linear &frozen = call.frozen[i], direction{frozen.weight, {}};
       const auto dtype = x.scalar_type();
       const at::Tensor low =
-          at::linear(at::linear(dropped, pair.low.a.to(dtype)), pair.low.b.to(dtype)) * pair.low.scale;
-      if (!pair.magnitude.defined()) {
+          at::linear(at::linear(dropped, lora.weights.a.to(dtype)), lora.weights.b.to(dtype)) * lora.weights.scale;
+      if (!lora.magnitude.defined()) {
         out[i] = out[i] + low;
         continue;
       }
-      const at::Tensor scale = stretch(frozen, pair, x);
+      const at::Tensor scale = stretch(frozen, lora, x);
       out[i] = out[i] + (scale - 1) * tapetune::project({&direction, 1}, {}, dropped)[0] + scale * low;
     }
     return out;
   }
 
-  std::vector<std::array<Pair, projection_count>> pairs_;  // a layer each, and the head
+  std::vector<std::array<LoraLayer, projection_count>> lora_layers_;  // a layer each, and the head
   double dropout_;
 };
 
 }  // namespace
 
-double low_rank_scale(const MethodOptions& options) {
+double lora_scale(const MethodOptions& options) {
   const auto rank = static_cast<double>(options.rank);
   return options.alpha / (options.rslora ? std::sqrt(rank) : rank);
 }
 
-void check_low_rank(const MethodOptions& options) {
+void check_lora(const MethodOptions& options) {
   if (options.rank < 1) fail("method", "rank must be an integer >= 1, but is {}.", options.rank);
 }
 
@@ -173,7 +175,7 @@ bool excludes_target(const MethodOptions& options, std::int64_t layers, const st
   return false;
 }
 
-void inject_low_rank(Injection& model) {
+void make_lora(ModelBuilder& model) {
   const MethodOptions& options = model.options;
   const std::int64_t layers = model.config.layers;
   for (const std::int64_t layer : options.layers) {
@@ -186,8 +188,8 @@ void inject_low_rank(Injection& model) {
     fail("method", "exclude_modules has \"{}\", which is not among the targets in layers 0 to {}; correct or drop it.",
          module, layers - 1);
   }
-  const double scale = low_rank_scale(options);
-  const auto seam = std::make_shared<LowRankSeam>(layers, options.dropout);
+  const double scale = lora_scale(options);
+  const auto seam = std::make_shared<LoraSeam>(layers, options.dropout);
   const std::size_t before = model.parameters.size();
   const auto add = [&](std::int64_t layer, Projection which, const Linear& frozen) {
     if (!is_adapted(options, layer, which)) return;
@@ -196,14 +198,14 @@ void inject_low_rank(Injection& model) {
     // Kaiming's uniform start with a = sqrt(5), as everywhere: within 1 / sqrt(in).
     const double bound = 1.0 / std::sqrt(static_cast<double>(in));
     const at::Tensor a = at::empty({options.rank, in}, at::kFloat).uniform_(-bound, bound, model.generator);
-    Pair& pair = seam->at(layer, which);
-    pair.low.a = model.train(name + ".lora_A.weight", a);
-    pair.low.b = model.train(name + ".lora_B.weight", at::zeros({out, options.rank}));
-    pair.low.scale = scale;
+    LoraLayer& lora = seam->at(layer, which);
+    lora.weights.a = model.train(name + ".lora_A.weight", a);
+    lora.weights.b = model.train(name + ".lora_B.weight", at::zeros({out, options.rank}));
+    lora.weights.scale = scale;
     if (!options.dora) return;
     const auto dtype = c10::typeMetaToScalarType(model.trained_options.dtype());
-    pair.squares = frozen.weight.detach().to(dtype).square().sum(1);
-    pair.magnitude = model.train(name + ".lora_magnitude_vector", pair.squares.sqrt());
+    lora.squares = frozen.weight.detach().to(dtype).square().sum(1);
+    lora.magnitude = model.train(name + ".lora_magnitude_vector", lora.squares.sqrt());
   };
   for (std::int64_t i = 0; i < layers; ++i) {
     const auto frozen = linears(std::as_const(model.weights.layers[static_cast<std::size_t>(i)]));

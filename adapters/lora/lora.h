@@ -7,7 +7,7 @@
 namespace tapetune {
 
 // What B A is multiplied by before it is added.
-double low_rank_scale(const MethodOptions& options);
+double lora_scale(const MethodOptions& options);
 
 // Whether a projection has LoRA matrices; layer: any for the head.
 bool is_adapted(const MethodOptions& options, std::int64_t layer, Projection which);
@@ -15,7 +15,7 @@ bool is_adapted(const MethodOptions& options, std::int64_t layer, Projection whi
 // Whether an entry of exclude_modules leaves out a projection that would have LoRA matrices without it.
 bool excludes_target(const MethodOptions& options, std::int64_t layers, const std::string& module);
 
-void check_low_rank(const MethodOptions& options);
-void inject_low_rank(Injection& model);
+void check_lora(const MethodOptions& options);
+void make_lora(ModelBuilder& model);
 
 }  // namespace tapetune

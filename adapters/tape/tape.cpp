@@ -9,9 +9,9 @@ namespace tapetune {
 
 namespace {
 
-// The maps of one layer. They act on channels only and alike on cosines and sines of every frequency; that is what
-// equivariance asks for.
-struct Maps {
+// TAPE's matrices of one layer. They act on channels only and alike on cosines and sines of every frequency; that is
+// what equivariance asks for.
+struct TapeLayer {
   at::Tensor mix;   // [K, H]: attention outputs into channels
   at::Tensor up;    // [I, K]
   at::Tensor gate;  // [I, hidden], reads the MLP's output
@@ -29,22 +29,22 @@ at::Tensor mixing(const at::Tensor& w, Mix mix) {
 }
 
 // e <- (1 + W_down diag(g) W_up) (e + mix(attended)), g = silu(W_gate mlp_output).
-at::Tensor updated(const Maps& maps, Mix mix, const at::Tensor& position, const at::Tensor& attended,
+at::Tensor updated(const TapeLayer& tape, Mix mix, const at::Tensor& position, const at::Tensor& attended,
                    const at::Tensor& mlp_output) {
-  const auto dtype = maps.up.scalar_type();
-  const std::int64_t channels = maps.up.size(1), inner = maps.up.size(0);
-  const at::Tensor gate = at::silu(at::linear(mlp_output.to(dtype), maps.gate));  // [B, N, I]
+  const auto dtype = tape.up.scalar_type();
+  const std::int64_t channels = tape.up.size(1), inner = tape.up.size(0);
+  const at::Tensor gate = at::silu(at::linear(mlp_output.to(dtype), tape.gate));  // [B, N, I]
   // A token's change of channels, W_down diag(g) W_up, is linear in its gates: one product gives those of all tokens,
   // and nothing as wide as [I, D] a token ever exists.
-  const at::Tensor outer = (maps.down.t().unsqueeze(2) * maps.up.unsqueeze(1)).reshape({inner, channels * channels});
+  const at::Tensor outer = (tape.down.t().unsqueeze(2) * tape.up.unsqueeze(1)).reshape({inner, channels * channels});
   const at::Tensor change =
       at::matmul(gate, outer).view({gate.size(0), gate.size(1), channels, channels});  // [B, N, K, K]
-  return kernels::update_position(position, attended.to(position.scalar_type()), mixing(maps.mix, mix), change);
+  return kernels::update_position(position, attended.to(position.scalar_type()), mixing(tape.mix, mix), change);
 }
 
-class ContextualPosition final : public PositionSeam {
+class TapeEncoding final : public PositionSeam {
  public:
-  explicit ContextualPosition(Mix mix) : mix_(mix) {}
+  explicit TapeEncoding(Mix mix) : mix_(mix) {}
 
   // The last layer's update would feed nothing: its tensors exist, on disk too, but get no gradient.
   bool updates() const override { return layers_.size() > 1; }
@@ -55,8 +55,8 @@ class ContextualPosition final : public PositionSeam {
     const auto i = static_cast<std::size_t>(layer);
     if (sine_layers_.empty()) return updated(layers_[i], mix_, position, attended, mlp_output);
     const std::int64_t half = position.size(3) / 2;
-    const auto part = [&](const Maps& maps, std::int64_t begin) {
-      return updated(maps, mix_, position.narrow(3, begin, half), attended.narrow(3, begin, half), mlp_output);
+    const auto part = [&](const TapeLayer& tape, std::int64_t begin) {
+      return updated(tape, mix_, position.narrow(3, begin, half), attended.narrow(3, begin, half), mlp_output);
     };
     return at::cat({part(layers_[i], 0), part(sine_layers_[i], half)}, 3);
   }
@@ -65,16 +65,16 @@ class ContextualPosition final : public PositionSeam {
     const auto i = static_cast<std::size_t>(layer);
     if (!updates(layer)) return {};
     std::vector<at::Tensor> all;
-    for (const std::vector<Maps>* layers : {&layers_, &sine_layers_}) {
+    for (const std::vector<TapeLayer>* layers : {&layers_, &sine_layers_}) {
       if (layers->empty()) continue;
-      const Maps& maps = (*layers)[i];
-      for (const at::Tensor& t : {maps.mix, maps.up, maps.gate, maps.down}) all.push_back(t);
+      const TapeLayer& tape = (*layers)[i];
+      for (const at::Tensor& t : {tape.mix, tape.up, tape.gate, tape.down}) all.push_back(t);
     }
     return all;
   }
 
-  std::vector<Maps> layers_;
-  std::vector<Maps> sine_layers_;  // the ablation's; else empty
+  std::vector<TapeLayer> layers_;
+  std::vector<TapeLayer> sine_layers_;  // the ablation's; else empty
 
  private:
   Mix mix_;
@@ -82,9 +82,9 @@ class ContextualPosition final : public PositionSeam {
 
 // Angles as precise as the model, so that equivariance holds to the last digit. With random_offset, training draws
 // where each sequence's positions begin, which by equivariance changes only the numbers it is computed with.
-class Start final : public RotarySeam {
+class TapeStart final : public RotarySeam {
  public:
-  explicit Start(bool random_offset) : random_offset_(random_offset) {}
+  explicit TapeStart(bool random_offset) : random_offset_(random_offset) {}
 
   at::Tensor start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
                    at::ScalarType dtype, const Training* training) const override {
@@ -97,7 +97,7 @@ class Start final : public RotarySeam {
       }
       from = positions + at::tensor(offsets, at::kLong).to(positions.device()).unsqueeze(1);  // [B, N]
     }
-    return rotary_state(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), from, dtype);
+    return cos_sin(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), from, dtype);
   }
 
  private:
@@ -118,30 +118,30 @@ void check_tape(const MethodOptions& options) {
   fail("method", "tape has no LoRA matrices unless it is given a rank; add rank=8, or drop the settings of LoRA.");
 }
 
-void inject_tape(Injection& model) {
+void make_tape(ModelBuilder& model) {
   const ModelConfig& config = model.config;
   const std::int64_t channels = config.kv_heads, heads = config.heads, inner = model.options.width * heads;
-  const auto seam = std::make_shared<ContextualPosition>(model.options.mix);
+  const auto seam = std::make_shared<TapeEncoding>(model.options.mix);
   // Zero where the updates would begin: at the start the adapted model is the base model.
-  const auto maps = [&](std::int64_t layer, const std::string& suffix) {
+  const auto make_layer = [&](std::int64_t layer, const std::string& suffix) {
     const std::string name = fmt::format("model.layers.{}.", layer);
     const auto normal = [&](std::int64_t out, std::int64_t in) {
       return at::empty({out, in}, at::kFloat).normal_(0, 0.02, model.generator);
     };
-    Maps m;
-    m.up = model.train(name + "pe.up_proj" + suffix + ".weight", at::zeros({inner, channels}));
-    m.gate = model.train(name + "pe.x_proj" + suffix + ".weight", normal(inner, config.hidden_size));
-    m.down = model.train(name + "pe.down_proj" + suffix + ".weight", normal(channels, inner));
-    m.mix = model.train(name + "post_attention_linear" + suffix + ".weight", at::zeros({channels, heads}));
-    return m;
+    TapeLayer tape;
+    tape.up = model.train(name + "pe.up_proj" + suffix + ".weight", at::zeros({inner, channels}));
+    tape.gate = model.train(name + "pe.x_proj" + suffix + ".weight", normal(inner, config.hidden_size));
+    tape.down = model.train(name + "pe.down_proj" + suffix + ".weight", normal(channels, inner));
+    tape.mix = model.train(name + "post_attention_linear" + suffix + ".weight", at::zeros({channels, heads}));
+    return tape;
   };
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    seam->layers_.push_back(maps(i, ""));
-    if (!model.options.equivariant) seam->sine_layers_.push_back(maps(i, "_sine"));
+    seam->layers_.push_back(make_layer(i, ""));
+    if (!model.options.equivariant) seam->sine_layers_.push_back(make_layer(i, "_sine"));
   }
   model.seams.position = seam;
-  model.seams.rotary = std::make_shared<Start>(model.options.random_offset);
-  if (model.options.rank > 0) inject_low_rank(model);
+  model.seams.rotary = std::make_shared<TapeStart>(model.options.random_offset);
+  if (model.options.rank > 0) make_lora(model);
 }
 
 }  // namespace tapetune

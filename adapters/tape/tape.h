@@ -1,5 +1,5 @@
-// TAPE (arXiv 2501.00712): a position state per key/value head that every layer updates from context, by maps that
-// leave it equivariant: only differences of positions matter, as with RoPE.
+// TAPE (arXiv 2501.00712): a position state per key/value head that every layer updates from context, by matrices
+// that leave it equivariant: only differences of positions matter, as with RoPE.
 #pragma once
 
 #include "adapters/adapter.h"
@@ -8,6 +8,6 @@ namespace tapetune {
 
 void tape_defaults(MethodOptions& options);
 void check_tape(const MethodOptions& options);
-void inject_tape(Injection& model);
+void make_tape(ModelBuilder& model);
 
 }  // namespace tapetune

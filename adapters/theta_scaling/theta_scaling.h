@@ -6,6 +6,6 @@
 namespace tapetune {
 
 void theta_defaults(MethodOptions& options);
-void inject_theta_scaling(Injection& model);
+void make_theta_scaling(ModelBuilder& model);
 
 }  // namespace tapetune

@@ -169,7 +169,7 @@ Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
   const AdaptedModel adapted = adapt(input.config, shapes, input.method, at::kFloat);
   config_ = adapted.model.config();
   if (input.recipe) config_.context = trained_context(config_, *input.recipe);
-  scale_ = input.method.rank > 0 ? low_rank_scale(input.method) : 1.0;
+  scale_ = input.method.rank > 0 ? lora_scale(input.method) : 1.0;
   const at::Tensor head = base_ ? base_->tensor(base_tied_ ? embedding_name : head_name) : at::Tensor();
   trained_ = stored_parameters(adapted, head, input.adapter);
   if (!base_) {
@@ -179,7 +179,7 @@ Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
       return all;
     };
   }
-  // A pair beside a tied head parts it from the embeddings; what parted and is the same still need not be stored twice.
+  // LoRA matrices on a tied head untie it from the embeddings; if both are equal still, one is stored.
   if (trained("lm_head.lora_A.weight") != nullptr) config_.tied_embeddings = false;
   plan(input, dtype);
   require_consumed();

@@ -193,8 +193,8 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x) {
   return at::linear(x.to(dtype), linear.weight.to(dtype), bias).to(x.scalar_type());
 }
 
-std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LowRank> added, const at::Tensor& x,
-                                bool gradients_only) {
+std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LoraWeights> added,
+                                const at::Tensor& x, bool gradients_only) {
   const std::size_t n = linears.size();
   std::vector<at::Tensor> tensors(4 * n);
   Projections::Call call{std::vector<double>(n, 1.0), {}, gradients_only};

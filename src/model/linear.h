@@ -15,8 +15,8 @@ struct Linear {
   at::Tensor bias;    // [out], or undefined
 };
 
-// scale * b a x, added to a projection's output; undefined: nothing is.
-struct LowRank {
+// LoRA matrices: scale * b a x, added to a projection's output; undefined: nothing is.
+struct LoraWeights {
   at::Tensor a;  // [r, in]
   at::Tensor b;  // [out, r]
   double scale = 1.0;
@@ -28,8 +28,8 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x);
 // The projections that read one input, together, each with its addition (`added` is empty or has one each).
 // The backward keeps x only where an addition or a trained weight asks for it, never W + BA.
 // `gradients_only`: the values will not be read, only gradients; they are then not computed.
-std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LowRank> added, const at::Tensor& x,
-                                bool gradients_only = false);
+std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LoraWeights> added,
+                                const at::Tensor& x, bool gradients_only = false);
 
 // The dtype to multiply in: x's, or f32 where this CPU is slow at it.
 at::ScalarType arithmetic_dtype(const at::Tensor& x);

@@ -85,7 +85,7 @@ std::int64_t equivalent_length(const RopeConfig& rope, std::int64_t context, std
   return context;
 }
 
-at::Tensor rotary_state(const Frequencies& frequencies, const at::Tensor& positions, at::ScalarType dtype) {
+at::Tensor cos_sin(const Frequencies& frequencies, const at::Tensor& positions, at::ScalarType dtype) {
   // f32 whatever else the model computes in: bf16 cannot tell position 257 from 256.
   const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor angles = positions.to(precise).unsqueeze(-1).unsqueeze(-1) *

@@ -24,7 +24,7 @@ std::int64_t equivalent_length(const RopeConfig& rope, std::int64_t context, std
 // The position state that a model starts with: what a token knows of its position, per channel a pair (cos, sin) for
 // each frequency. Plain Llama has one channel for all heads and never changes it; a method may keep more channels and
 // update them from layer to layer. Computed in f32, or in f64 where that is asked for.
-at::Tensor rotary_state(const Frequencies& frequencies, const at::Tensor& positions,
-                        at::ScalarType dtype);  // [B|1, N] -> [B|1, N, 1, D]: cos, then sin
+at::Tensor cos_sin(const Frequencies& frequencies, const at::Tensor& positions,
+                   at::ScalarType dtype);  // [B|1, N] -> [B|1, N, 1, D]: cos, then sin
 
 }  // namespace tapetune

@@ -21,8 +21,8 @@ std::vector<at::Tensor> LinearSeam::trained(std::int64_t) const { return {}; }
 at::Tensor RotarySeam::start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
                              at::ScalarType, const Training*) const {
   // f32 in a model of f64 too, as in transformers.
-  return rotary_state(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), positions,
-                      at::kFloat);
+  return cos_sin(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), positions,
+                 at::kFloat);
 }
 
 kernels::Cuts AttentionSeam::cuts(const ModelConfig&, std::int64_t, const Training*) const { return {}; }

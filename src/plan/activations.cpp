@@ -25,17 +25,17 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64
                channels = number(c.kv_heads), queries = number(c.heads * c.head_dim),
                keys = number(c.kv_heads * c.head_dim);
   const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
-  const bool pairs = !model.seams().linear->trained(index).empty();
-  const auto has_pair = [&](Projection which) { return pairs && is_adapted(adapted.options, index, which); };
+  const bool any_lora = !model.seams().linear->trained(index).empty();
+  const auto has_lora = [&](Projection which) { return any_lora && is_adapted(adapted.options, index, which); };
   const auto trains = [&](Projection which) {
-    return all[static_cast<std::size_t>(which)]->weight.requires_grad() || has_pair(which);
+    return all[static_cast<std::size_t>(which)]->weight.requires_grad() || has_lora(which);
   };
   const bool updates = model.seams().position->updates(index);
 
   LayerNumbers n;
   const double update = updates ? hidden + 2 * number(adapted.options.width) * heads + channels * channels : 0;
   const LayerWeights& w = model.weights().layers[static_cast<std::size_t>(index)];
-  if (index <= first && !pairs && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
+  if (index <= first && !any_lora && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
       !model.weights().embedding.requires_grad()) {
     // Nothing before or in this layer learns but how positions change.
     n.rest = updates ? keys + queries + update : 0;
@@ -49,7 +49,7 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64
   if (trains(Projection::gate) || trains(Projection::up)) n.rest += hidden;
   if (trains(Projection::down)) n.rest += inner;
   for (std::size_t p = 0; p < all.size(); ++p) {
-    if (has_pair(static_cast<Projection>(p))) n.rest += number(adapted.options.rank);
+    if (has_lora(static_cast<Projection>(p))) n.rest += number(adapted.options.rank);
   }
   n.rest += update;
   // The gradients of the feed-forward's inside, when what its last projection kept is gone; or those of attention, when

@@ -21,8 +21,8 @@ at::ScalarType stored_dtype(const std::string& text, const std::string& where) {
 
 }  // namespace
 
-PlannedBase planned_base(const Recipe& recipe) {
-  PlannedBase base;
+MetaModel meta_model(const Recipe& recipe) {
+  MetaModel base;
   at::ScalarType stored = at::kFloat;
   if (recipe.init) {
     base.config = random_model_config(recipe);

@@ -1,4 +1,4 @@
-// The model of a recipe without its numbers.
+// The model of a recipe on the meta device.
 #pragma once
 
 #include "model/weights.h"
@@ -6,13 +6,13 @@
 
 namespace tapetune {
 
-struct PlannedBase {
+struct MetaModel {
   ModelConfig config;
   LlamaWeights weights;  // on the meta device: shapes and dtypes only
   at::ScalarType dtype;  // of the activations
 };
 
 // Reads config.json, and the shards' headers where there are any.
-PlannedBase planned_base(const Recipe& recipe);
+MetaModel meta_model(const Recipe& recipe);
 
 }  // namespace tapetune

@@ -58,7 +58,7 @@ double Plan::peak_memory() const {
 }
 
 Plan make_plan(const Recipe& recipe, const Machine& machine) {
-  const PlannedBase base = planned_base(recipe);
+  const MetaModel base = meta_model(recipe);
   const AdaptedModel adapted = adapt(base.config, base.weights, recipe.method, base.dtype);
   Plan plan;
   double weights = 0, trained = 0;
@@ -68,7 +68,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine) {
   }
   for (const Parameter& p : adapted.parameters) {
     plan.trained += p.value.numel();
-    plan.trained_by_part[std::string(part_of(p))] += p.value.numel();
+    plan.trained_by_part[std::string(group_of(p))] += p.value.numel();
     trained += bytes_of(p.value);
   }
   const std::int64_t rows = share_batch(recipe, machine.ranks).micro_batch;

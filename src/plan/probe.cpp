@@ -41,7 +41,7 @@ Timed timed_step(const AdaptedModel& adapted, const Recipe& recipe, std::int64_t
 
 double probe_step(const Recipe& recipe, double budget) {
   constexpr std::int64_t fewest_layers = 3, fewest_tokens = 64;
-  const PlannedBase base = planned_base(recipe);
+  const MetaModel base = meta_model(recipe);
   const AdaptedModel whole = adapt(base.config, base.weights, recipe.method, base.dtype);
   // Layers of the measured part all have the adapter: numbers of layers mean nothing in a shorter model.
   MethodOptions method = recipe.method;

@@ -130,7 +130,7 @@ def test_a_run(name, method, base, tapetune, tmp_path):
 
 # --- beside PEFT ----------------------------------------------------------------------------------------------------
 
-# PEFT adds a tied head's pair to the embeddings as well, and warns of it; that is another model than it had before.
+# PEFT adds a tied head's LoRA matrices to the embeddings too, and warns of it; that is another model than it was before.
 SAME = [case for case in adapters.SAVED if case.id != "tied-head"]
 
 
