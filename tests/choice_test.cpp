@@ -256,7 +256,7 @@ TEST_CASE("choice: shares, and errors pooled over subjects") {
   CHECK(std::abs(results.groups[1].acc_stderr - 0.5) < 1e-12);
 }
 
-TEST_CASE("choice: answers that are kept at any moment and taken up again end bit for bit the same") {
+TEST_CASE("choice: answers that are saved at any moment and resumed from end bit for bit the same") {
   const Questions files;
   const Opened opened;
   for (const ChoiceTask& task : {files.mmlu(2), files.arc("arc.json", 1)}) {

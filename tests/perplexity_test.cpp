@@ -1,4 +1,4 @@
-// Perplexity: each protocol against its definition, sums that are taken up again, runs and texts as a user gives them.
+// Perplexity: each protocol against its definition, sums that are resumed from, runs and texts as a user gives them.
 #include "eval/perplexity.h"
 
 #include <sys/wait.h>
@@ -231,7 +231,7 @@ TEST_CASE("perplexity: a part of a text is that part alone") {
   CHECK(held_out_begin(text.file, 0.001, 16) == 128);
 }
 
-TEST_CASE("perplexity: sums that are saved at any moment and taken up again end bit for bit the same") {
+TEST_CASE("perplexity: sums that are saved at any moment and resumed from end bit for bit the same") {
   const Text text(101);
   for (const Protocol protocol : {Protocol::blocks, Protocol::longlora, Protocol::sliding}) {
     INFO(protocol_name(protocol));

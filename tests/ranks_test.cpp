@@ -293,7 +293,7 @@ TEST_CASE("ranks: an evaluation resumes on a different number of ranks") {
   REQUIRE(ranked(4, words("16", "kept.json")).exit == 0);
   const Json kept = from_text(read_file(setup.folder("kept.json")));
   CHECK(json_of(ranked(2, words("16,32", "kept.json"))).at("results") == alone);
-  // What was there is taken up: the sums of the first context have not moved.
+  // It resumes from what was there: the sums of the first context have not moved.
   CHECK(from_text(read_file(setup.folder("kept.json")))["perplexity"]["contexts"][0] ==
         kept["perplexity"]["contexts"][0]);
 }

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <optional>
 
+#include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/subject.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
 #include "core/error.h"
@@ -64,16 +64,16 @@ struct Perplexity {
 };
 
 // The recipe of a run in the folder where it is; none: not a run.
-std::optional<Recipe> recipe_here(const Perplexity& options, const Subject& subject) {
-  std::optional<Recipe> recipe = subject.recipe;
+std::optional<Recipe> recipe_here(const Perplexity& options, const LoadedModel& loaded) {
+  std::optional<Recipe> recipe = loaded.recipe;
   if (recipe) recipe->run = run_of(options.model.folder).string();
   return recipe;
 }
 
 // What training packed from this text, for its held-out part: with the same tokens around documents, it begins at the
 // same place. Empty: nothing.
-fs::path packed_by_training(const Perplexity& options, const Subject& subject) {
-  const std::optional<Recipe> recipe = recipe_here(options, subject);
+fs::path packed_by_training(const Perplexity& options, const LoadedModel& loaded) {
+  const std::optional<Recipe> recipe = recipe_here(options, loaded);
   if (!recipe || options.split != "held-out") return {};
   const std::optional<TrainingData> source = find_training_data(*recipe, options.data);
   if (!source || !source->whole || !is_text_data(*recipe, source->index)) return {};
@@ -82,26 +82,26 @@ fs::path packed_by_training(const Perplexity& options, const Subject& subject) {
   return fs::exists(tokens, status) ? tokens : fs::path();
 }
 
-TokenRange open_range(const Perplexity& options, const Subject& subject) {
-  const ModelConfig& config = subject.adapted.model.config();
-  const fs::path packed = packed_by_training(options, subject);
+TokenRange open_range(const Perplexity& options, const LoadedModel& loaded) {
+  const ModelConfig& config = loaded.adapted.model.config();
+  const fs::path packed = packed_by_training(options, loaded);
   const TokenFile file =
       packed.empty() && is_text(options.data)
-          ? tokenised(options.data, subject.tokenizer, options.model.threads)
-          : open_tokens(packed.empty() ? fs::path(options.data) : packed, known_vocabulary(subject.tokenizer), config);
+          ? tokenised(options.data, loaded.tokenizer, options.model.threads)
+          : open_tokens(packed.empty() ? fs::path(options.data) : packed, known_vocabulary(loaded.tokenizer), config);
   TokenRange range{file, 0, file.size()};
   if (options.split == "held-out") {
-    const double recipes = subject.recipe ? subject.recipe->held_out : 0;
+    const double recipes = loaded.recipe ? loaded.recipe->held_out : 0;
     const double share = options.held_out >= 0 ? options.held_out : recipes > 0 ? recipes : 0.1;
-    range.begin = held_out_begin(file, share, subject.recipe ? subject.recipe->context : 1);
+    range.begin = held_out_begin(file, share, loaded.recipe ? loaded.recipe->context : 1);
     range.size -= range.begin;
   }
   if (options.limit > 0) range.size = std::min(range.size, options.limit);
   return range;
 }
 
-void warn_of_training_text(const Perplexity& options, const Subject& subject) {
-  const std::optional<Recipe> recipe = recipe_here(options, subject);
+void warn_of_training_text(const Perplexity& options, const LoadedModel& loaded) {
+  const std::optional<Recipe> recipe = recipe_here(options, loaded);
   const std::optional<TrainingData> source =
       recipe ? find_training_data(*recipe, options.data) : std::optional<TrainingData>();
   if (!source || (source->whole && options.split == "held-out")) return;
@@ -178,21 +178,21 @@ void run_verb(const Perplexity& options, World& world) {
   settings.protocol = parse_protocol(options.protocol);
   settings.stride = options.stride;
   settings.buckets = options.buckets;
-  const Subject subject = open_subject(options.model, world);
-  const Llama& model = subject.adapted.model;
+  const LoadedModel loaded = open_loaded_model(options.model, world);
+  const Llama& model = loaded.adapted.model;
   const std::int64_t longest = model.config().longest_context();
   settings.contexts = options.contexts.empty() ? std::vector{longest} : options.contexts;
-  const TokenRange range = open_range(options, subject);
-  if (world.is_rank0()) warn_of_training_text(options, subject);
+  const TokenRange range = open_range(options, loaded);
+  if (world.is_rank0()) warn_of_training_text(options, loaded);
   PerplexityRun run(model, range, settings);
   for (const std::int64_t context : settings.contexts) {
     if (context > longest) warn("a context of {} is longer than the model's context of {}", context, longest);
   }
-  const Keeping keeping{options.resume, subject.identity(), &world};
-  take_up(run, keeping);
+  const ResumeFile resume_file{options.resume, loaded.identity(), &world};
+  resume(run, resume_file);
   const std::int64_t before = run.done();
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<ContextPerplexity> results = finish(run, keeping);
+  const std::vector<ContextPerplexity> results = finish(run, resume_file);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!world.is_rank0()) return;
   if (options.json) {
@@ -215,7 +215,7 @@ void run_verb(const Perplexity& options, World& world) {
 void add_perplexity(CLI::App& app) {
   const auto options = std::make_shared<Perplexity>();
   CLI::App* verb = app.add_subcommand("perplexity", "Perplexity of a text at one or several context lengths");
-  add_subject(*verb, options->model);
+  add_loaded_model(*verb, options->model);
   verb->add_option("--data", options->data,
                    "Token file, 16-bit token ids (.bin), or text (.txt, .jsonl, also .gz and .zst)")
       ->required();

@@ -2,8 +2,8 @@
 
 #include <chrono>
 
+#include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/subject.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
@@ -81,15 +81,15 @@ void run_verb(const Choice& verb, World& world) {
   source.data = verb.data;
   source.shots_from = verb.shots_from;
   ChoiceTask task = read_task(source);
-  const Subject subject = open_subject(verb.model, world);
-  const Tokenizer tokenizer = subject.open_tokenizer();
-  const std::int64_t context = subject.adapted.model.config().longest_context();
-  ChoiceRun run(subject.adapted.model, tokenizer, std::move(task));
-  const Keeping keeping{verb.resume, subject.identity(), &world};
-  take_up(run, keeping);
+  const LoadedModel loaded = open_loaded_model(verb.model, world);
+  const Tokenizer tokenizer = loaded.open_tokenizer();
+  const std::int64_t context = loaded.adapted.model.config().longest_context();
+  ChoiceRun run(loaded.adapted.model, tokenizer, std::move(task));
+  const ResumeFile resume_file{verb.resume, loaded.identity(), &world};
+  resume(run, resume_file);
   const std::int64_t before = run.done();
   const auto start = std::chrono::steady_clock::now();
-  const ChoiceResults results = finish(run, keeping);
+  const ChoiceResults results = finish(run, resume_file);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!world.is_rank0()) return;
   if (!verb.details.empty()) write_details(run, verb.details);
@@ -127,7 +127,7 @@ void add_choice(CLI::App& app) {
   ChoiceSource& source = options->source;
   CLI::App* verb =
       app.add_subcommand("choice", "Multiple choice by log-likelihood, as in lm-evaluation-harness: MMLU, ARC");
-  add_subject(*verb, options->model);
+  add_loaded_model(*verb, options->model);
   verb->add_option("--task", source.task, "mmlu or arc")->required();
   verb->add_option("--data", options->data,
                    "mmlu: folder with dev/SUBJECT_dev.csv and test/SUBJECT_test.csv; arc: JSON or JSONL file")

@@ -2,8 +2,8 @@
 
 #include <chrono>
 
+#include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/subject.h"
 #include "cli/together.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
@@ -91,18 +91,18 @@ void write_details(const PasskeyRun& run, const Tokenizer& tokenizer, const std:
   file.commit();
 }
 
-void measure(const Passkey& verb, const Subject& subject, World& world) {
-  const Tokenizer tokenizer = subject.open_tokenizer();
-  const Llama& model = subject.adapted.model;
+void measure(const Passkey& verb, const LoadedModel& loaded, World& world) {
+  const Tokenizer tokenizer = loaded.open_tokenizer();
+  const Llama& model = loaded.adapted.model;
   const std::int64_t context = model.config().longest_context();
   PasskeyRun run(model, tokenizer, verb.options);
   std::int64_t longest = 0;
   for (const PasskeyCell& cell : run.results()) longest = std::max(longest, cell.longest);
-  const Keeping keeping{verb.resume, subject.identity(), &world};
-  take_up(run, keeping);
+  const ResumeFile resume_file{verb.resume, loaded.identity(), &world};
+  resume(run, resume_file);
   if (longest > context) warn("prompts of up to {} tokens are longer than the model's context of {}", longest, context);
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<PasskeyCell> cells = finish(run, keeping);
+  const std::vector<PasskeyCell> cells = finish(run, resume_file);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!world.is_rank0()) return;
   if (!verb.details.empty()) write_details(run, tokenizer, verb.details);
@@ -134,11 +134,11 @@ void run_verb(const Passkey& verb, World& world) {
     require_writable(verb.details, /*replace=*/true);
     require_not_input(verb.details, std::vector<std::filesystem::path>{verb.model.folder});
   }
-  const Subject subject = open_subject(verb.model, world);
+  const LoadedModel loaded = open_loaded_model(verb.model, world);
   try {
-    measure(verb, subject, world);
+    measure(verb, loaded, world);
   } catch (const NotFinite& error) {
-    fail_naming_weight(subject, error);
+    fail_naming_weight(loaded, error);
   }
 }
 
@@ -148,7 +148,7 @@ void add_passkey(CLI::App& app) {
   const auto options = std::make_shared<Passkey>();
   PasskeyOptions& wanted = options->options;
   CLI::App* verb = app.add_subcommand("passkey", "Passkey retrieval: find a number hidden in a long text");
-  add_subject(*verb, options->model, /*seeded=*/true);
+  add_loaded_model(*verb, options->model, /*seeded=*/true);
   auto* contexts = verb->add_option("--context", wanted.contexts,
                                     "Lengths of prompt plus answer in tokens (default: the papers' lengths)")
                        ->delimiter(',')

@@ -5,8 +5,8 @@
 
 #include <chrono>
 
+#include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/subject.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -83,18 +83,17 @@ void put(const std::string& text) {
 void run(const Options& options) {
   const c10::InferenceMode inference;
   const auto start = std::chrono::steady_clock::now();
-  const Subject subject = open_subject(options.model);
-  const Llama& model = subject.adapted.model;
+  const LoadedModel loaded = open_loaded_model(options.model);
+  const Llama& model = loaded.adapted.model;
   std::error_code status;
-  const bool with_text =
-      options.tokens.empty() || std::filesystem::exists(subject.tokenizer / "tokenizer.json", status);
+  const bool with_text = options.tokens.empty() || std::filesystem::exists(loaded.tokenizer / "tokenizer.json", status);
   std::optional<Tokenizer> tokenizer;
-  if (with_text) tokenizer.emplace(subject.open_tokenizer());
+  if (with_text) tokenizer.emplace(loaded.open_tokenizer());
   const std::vector<Prompt> prompts = read_prompts(options, tokenizer ? &*tokenizer : nullptr);
 
   GenerateOptions wanted = options.generate;
   wanted.use_cache = !options.no_cache;
-  if (!options.ignore_eos) wanted.eos = end_tokens(subject.tokenizer, model.config());
+  if (!options.ignore_eos) wanted.eos = end_tokens(loaded.tokenizer, model.config());
   if (wanted.context > model.config().longest_context()) {
     warn("--context {} is longer than the model's context of {}; expect worse text past it", wanted.context,
          model.config().longest_context());
@@ -133,7 +132,7 @@ void run(const Options& options) {
         },
         &times);
   } catch (const NotFinite& error) {
-    fail_naming_weight(subject, error);
+    fail_naming_weight(loaded, error);
   }
 
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -179,7 +178,7 @@ void add_generate(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   GenerateOptions& g = options->generate;
   CLI::App* verb = app.add_subcommand("generate", "Generate text from a prompt");
-  add_subject(*verb, options->model, /*seeded=*/true);
+  add_loaded_model(*verb, options->model, /*seeded=*/true);
   auto* input = verb->add_option_group("prompt", "Prompt (one of)");
   input->add_option("--prompt", options->prompts, "Text to continue; repeat the option for several prompts")
       ->allow_extra_args(false);

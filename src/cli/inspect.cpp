@@ -1,7 +1,7 @@
 #include <CLI/CLI.hpp>
 
 #include "adapters/checkpoints.h"
-#include "cli/subject.h"
+#include "cli/loaded_model.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
 #include "core/error.h"
@@ -134,7 +134,7 @@ void add_inspect(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
       "inspect", "Show a checkpoint: architecture, parameters, dtypes, sizes, context, and trainable parameters");
-  add_subject(*verb, options->model);
+  add_loaded_model(*verb, options->model);
   verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune inspect /models/Llama-2-7b-hf --method tape train_also=embeddings,norms");
   verb->callback([options] {
@@ -147,7 +147,7 @@ void add_inspect(CLI::App& app) {
     Json description = describe(checkpoint);
     const bool adapts = folder != model.folder || !model.adapter.empty() || !model.method.empty();
     if (adapts || has_position_tensors(checkpoint)) {
-      const AdaptedModel adapted = open_subject(model).adapted;
+      const AdaptedModel adapted = open_loaded_model(model).adapted;
       description["adapter"] = describe_adapter(adapted);
       for (const std::string& text : adapted.notes) note("{}", text);
     }

@@ -2,7 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/writer.h"
-#include "cli/subject.h"
+#include "cli/loaded_model.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -19,7 +19,7 @@ void add_logits(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
       "logits", "Write the logits of every position to a safetensors file, to compare with other tools");
-  add_subject(*verb, options->model);
+  add_loaded_model(*verb, options->model);
   auto* input = verb->add_option_group("input", "Input (one of)");
   input->add_option("--tokens", options->tokens, "Token ids, as 1,2,3");
   input->add_option("--tokens-file", options->tokens_file,
@@ -36,11 +36,11 @@ void add_logits(CLI::App& app) {
     const c10::InferenceMode inference;
     require_writable(options->out, options->force);
     require_not_input(options->out, std::vector<std::filesystem::path>{options->model.folder, options->tokens_file});
-    const Subject subject = open_subject(options->model);
-    const Llama& model = subject.adapted.model;
+    const LoadedModel loaded = open_loaded_model(options->model);
+    const Llama& model = loaded.adapted.model;
     const std::vector<std::int64_t> tokens = !options->tokens_file.empty()
                                                  ? parse_tokens(read_text(options->tokens_file), options->tokens_file)
-                                             : text->count() > 0 ? subject.open_tokenizer().encode(options->text)
+                                             : text->count() > 0 ? loaded.open_tokenizer().encode(options->text)
                                                                  : parse_tokens(options->tokens, "--tokens");
     if (tokens.empty()) fail("logits", "the text has no tokens; give a longer one.");
     const std::int64_t context = model.config().longest_context();

@@ -218,16 +218,16 @@ Json ChoiceRun::state() const {
 }
 
 void ChoiceRun::restore(const Json& state) {
-  const Json before = kept_value<Json>(state, "settings"), now = settings();
+  const Json before = resume_value<Json>(state, "settings"), now = settings();
   for (const auto& [key, value] : now.items()) {
-    if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
+    if (const Json there = resume_value<Json>(before, key.c_str()); there != value) {
       fail("eval", "the saved results are of other questions: {} was {}, now {}; give --resume another file.", key,
            to_text(there), to_text(value));
     }
   }
-  check_fingerprint(kept_value<double>(state, "fingerprint"), fingerprint_);
-  const auto shortened = kept_value<std::int64_t>(state, "shortened");
-  auto likely = kept_value<std::vector<std::vector<double>>>(state, "log_likelihoods");
+  check_fingerprint(resume_value<double>(state, "fingerprint"), fingerprint_);
+  const auto shortened = resume_value<std::int64_t>(state, "shortened");
+  auto likely = resume_value<std::vector<std::vector<double>>>(state, "log_likelihoods");
   if (likely.size() > task_.questions.size()) fail_damaged();
   for (std::size_t i = 0; i < likely.size(); ++i) {
     if (likely[i].size() != task_.questions[i].choices.size()) fail_damaged();

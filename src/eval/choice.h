@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/json.h"
-#include "eval/kept.h"
 #include "eval/questions.h"
+#include "eval/resume.h"
 #include "hf/tokenizer.h"
 #include "model/prefix_reader.h"
 

@@ -247,18 +247,18 @@ Json PasskeyRun::state() const {
 void PasskeyRun::restore(const Json& state) {
   std::vector<PasskeyTrial> trials = trials_;
   Json others = Json::array();
-  for (const Json& one : kept_value<std::vector<Json>>(state, "trials")) {
-    const auto kept = kept_value<std::string>(one, "trial");
-    auto answer = kept_value<TokenIds>(one, "answer");
+  for (const Json& one : resume_value<std::vector<Json>>(state, "trials")) {
+    const auto saved = resume_value<std::string>(one, "trial");
+    auto answer = resume_value<TokenIds>(one, "answer");
     const auto known =
-        std::find_if(trials.begin(), trials.end(), [&](const PasskeyTrial& t) { return name(t) == kept; });
+        std::find_if(trials.begin(), trials.end(), [&](const PasskeyTrial& t) { return name(t) == saved; });
     if (known == trials.end()) {
       others.push_back(one);
     } else {
       known->answer = std::move(answer);
     }
   }
-  check_fingerprint(kept_value<double>(state, "fingerprint"), fingerprint_);
+  check_fingerprint(resume_value<double>(state, "fingerprint"), fingerprint_);
   trials_ = std::move(trials);
   others_ = std::move(others);
 }

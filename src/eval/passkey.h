@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/json.h"
-#include "eval/kept.h"
+#include "eval/resume.h"
 #include "hf/tokenizer.h"
 #include "model/prefix_reader.h"
 
@@ -111,7 +111,7 @@ class PasskeyRun {
   std::optional<PrefixReader> reader_;
   std::int64_t capacity_ = 0, read_ = 0;
   double fingerprint_;
-  Json others_ = Json::array();  // kept answers that are not asked for now
+  Json others_ = Json::array();  // saved answers that are not asked for now
 };
 
 }  // namespace tapetune

@@ -257,9 +257,9 @@ Json PerplexityRun::state() const {
 }
 
 void PerplexityRun::restore(const Json& state) {
-  const Json before = kept_value<Json>(state, "settings"), now = common_settings();
+  const Json before = resume_value<Json>(state, "settings"), now = common_settings();
   for (const auto& [key, value] : now.items()) {
-    if (const Json there = kept_value<Json>(before, key.c_str()); there != value) {
+    if (const Json there = resume_value<Json>(before, key.c_str()); there != value) {
       fail("eval",
            "the saved results are of other settings or another text: {} was {}, now {}; give --resume another file.",
            key, to_text(there), to_text(value));
@@ -267,8 +267,8 @@ void PerplexityRun::restore(const Json& state) {
   }
   std::vector<Part> parts = parts_;
   Json others = Json::array();
-  for (const Json& one : kept_value<std::vector<Json>>(state, "contexts")) {
-    const auto context = kept_value<std::int64_t>(one, "context"), stride = kept_value<std::int64_t>(one, "stride");
+  for (const Json& one : resume_value<std::vector<Json>>(state, "contexts")) {
+    const auto context = resume_value<std::int64_t>(one, "context"), stride = resume_value<std::int64_t>(one, "stride");
     const auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.context == context; });
     if (part == parts.end()) {
       others.push_back(one);
@@ -278,12 +278,12 @@ void PerplexityRun::restore(const Json& state) {
       fail("eval", "the saved results of context {} have a stride of {}, now {}; give --resume another file.", context,
            stride, part->stride);
     }
-    part->scored = kept_value<std::int64_t>(one, "windows");
-    part->tokens = kept_value<std::int64_t>(one, "tokens");
-    part->sum = kept_value<double>(one, "loss_sum");
-    part->first = kept_value<double>(one, "first_loss_sum");
-    part->bucket_sums = kept_value<std::vector<double>>(one, "bucket_loss_sums");
-    part->bucket_tokens = kept_value<std::vector<std::int64_t>>(one, "bucket_tokens");
+    part->scored = resume_value<std::int64_t>(one, "windows");
+    part->tokens = resume_value<std::int64_t>(one, "tokens");
+    part->sum = resume_value<double>(one, "loss_sum");
+    part->first = resume_value<double>(one, "first_loss_sum");
+    part->bucket_sums = resume_value<std::vector<double>>(one, "bucket_loss_sums");
+    part->bucket_tokens = resume_value<std::vector<std::int64_t>>(one, "bucket_tokens");
     const auto buckets = static_cast<std::size_t>(options_.buckets);
     if (part->scored < 0 || part->scored > part->windows || part->bucket_sums.size() != buckets ||
         part->bucket_tokens.size() != buckets)

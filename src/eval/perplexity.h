@@ -1,4 +1,4 @@
-// Perplexity of a text under three named protocols, in pieces that ranks can share and a later run can take up.
+// Perplexity of a text under three named protocols, in pieces that ranks can share and a later run can resume from.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "core/json.h"
 #include "data/token_file.h"
-#include "eval/kept.h"
+#include "eval/resume.h"
 #include "model/llama.h"
 
 namespace tapetune {

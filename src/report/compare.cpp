@@ -234,7 +234,7 @@ bool is_trained(const Recipe& recipe) {
 }
 
 // Trains in this process: checkpoints make a kill harmless, and no child process can outlive its parent. Each run
-// starts with the heap given back, so that its peak memory does not include that of the runs before it.
+// starts with trimmed memory, so that its peak memory does not include that of the runs before it.
 void train_all(const std::vector<NamedRecipe>& recipes, const CompareOptions& options, World& world) {
   for (std::size_t i = 0; i < recipes.size(); ++i) {
     check_interrupted();
@@ -276,11 +276,11 @@ void read_training(const fs::path& run, const Recipe& recipe, Entry& entry) {
 
 // --- measuring -------------------------------------------------------------------------------------------------------
 
-// Finished measurements: a file each, with a key that has all that the result depends on; a different key is measured
+// Finished evaluations: a file each, with a key that has all that the result depends on; a different key is evaluated
 // again. Rank 0 reads and writes for all.
-class Kept {
+class EvaluationCache {
  public:
-  Kept(fs::path folder, World& world) : folder_(std::move(folder)), world_(world) {}
+  EvaluationCache(fs::path folder, World& world) : folder_(std::move(folder)), world_(world) {}
 
   Json get(const std::string& name, const Json& key, const std::function<Json()>& measure) const {
     const fs::path file = folder_ / (name + ".json");
@@ -294,14 +294,14 @@ class Kept {
     return value;
   }
 
-  // The partial sums of a measurement in progress.
+  // The partial sums of an evaluation in progress.
   fs::path sums(const std::string& name, const Json& key) const {
     Hasher hasher;
     hasher.add(to_text(key));
     return folder_ / fmt::format("{}.{}.sums", name, hasher.hex().substr(0, 12));
   }
 
-  // Those of a finished measurement.
+  // Those of a finished evaluation.
   void remove_sums(const std::string& name, const Json& key) const {
     std::error_code ignored;
     if (world_.is_rank0()) fs::remove(sums(name, key), ignored);
@@ -320,10 +320,10 @@ class Kept {
   World& world_;
 };
 
-// A model, opened only if something is left to measure.
-class Subject {
+// A model to evaluate, opened only if something is left to do.
+class EvalTarget {
  public:
-  Subject(std::string name, const Recipe& recipe, bool is_base, at::Device device)
+  EvalTarget(std::string name, const Recipe& recipe, bool is_base, at::Device device)
       : name_(std::move(name)), recipe_(recipe), device_(device) {
     identity_["base"] = recipe.init ? recipe_yaml(recipe) : recipe.model_hash;
     if (is_base) return;
@@ -340,7 +340,7 @@ class Subject {
 
   const std::string& name() const { return name_; }
   std::int64_t trained_context() const { return run_ ? recipe_.context : 0; }
-  // All that a measurement depends on, besides the text and the protocol.
+  // All that an evaluation depends on, besides the text and the protocol.
   Json key(const std::string& version) const {
     Json key = identity_;
     key["dtype"] = recipe_.dtype;
@@ -430,7 +430,7 @@ class Measurements {
         texts_(texts),
         contexts_(std::move(contexts)),
         tokenizer_(std::move(tokenizer)),
-        kept_(options.out / "evaluations", world) {
+        cache_(options.out / "evaluations", world) {
     const TokenRange& range = texts.front().range;
     tokens_.resize(static_cast<std::size_t>(std::min({range.size, looked_at, contexts_.back()})));
     range.file.read(range.begin, tokens_);
@@ -441,56 +441,56 @@ class Measurements {
 
   const std::vector<std::int64_t>& places() const { return places_; }
 
-  void measure(Subject& subject, Entry& entry) const {
-    Json size_key = subject.key(options_.version);
-    size_key["trained_context"] = subject.trained_context();
-    const Json size = kept_.get(file_name(subject.name()) + ".size", size_key, [&] {
-      const AdaptedModel& adapted = subject.model();
+  void measure(EvalTarget& target, Entry& entry) const {
+    Json size_key = target.key(options_.version);
+    size_key["trained_context"] = target.trained_context();
+    const Json size = cache_.get(file_name(target.name()) + ".size", size_key, [&] {
+      const AdaptedModel& adapted = target.model();
       return Json{{"context", adapted.model.config().longest_context()}, {"trained", count_parameters(adapted)}};
     });
     entry.context = size.at("context");
     entry.cost.trained_parameters = size.at("trained");
-    for (std::size_t t = 0; t < texts_.size(); ++t) entry.perplexity.push_back(perplexity(subject, t));
-    entry.layers = layers(subject);
-    if (options_.plan.passkey) entry.passkey = passkey(subject);
+    for (std::size_t t = 0; t < texts_.size(); ++t) entry.perplexity.push_back(perplexity(target, t));
+    entry.layers = layers(target);
+    if (options_.plan.passkey) entry.passkey = passkey(target);
   }
 
  private:
-  std::vector<ContextPerplexity> perplexity(Subject& subject, std::size_t t) const {
+  std::vector<ContextPerplexity> perplexity(EvalTarget& target, std::size_t t) const {
     std::vector<ContextPerplexity> rows;
     for (const std::int64_t context : contexts_) {
       PerplexityOptions settings;
       settings.protocol = options_.plan.protocol;
       settings.stride = options_.plan.stride;
       settings.contexts = {context};
-      Json key = subject.key(options_.version);
+      Json key = target.key(options_.version);
       key["text"] = texts_[t].hash;
       key["protocol"] = protocol_name(settings.protocol);
       key["stride"] = settings.stride;
       key["context"] = context;
-      const std::string name = fmt::format("{}.text-{}.{}", file_name(subject.name()), t + 1, context);
+      const std::string name = fmt::format("{}.text-{}.{}", file_name(target.name()), t + 1, context);
       const auto run = [&] {
         check_interrupted();
-        say("[compare] {}: perplexity at {} tokens", subject.name(), context);
-        PerplexityRun sums(subject.model().model, texts_[t].range, settings);
-        const Keeping keeping{kept_.sums(name, key), subject.name(), &world_};
-        take_up(sums, keeping);
-        return json_of(finish(sums, keeping).at(0));
+        say("[compare] {}: perplexity at {} tokens", target.name(), context);
+        PerplexityRun sums(target.model().model, texts_[t].range, settings);
+        const ResumeFile resume_file{cache_.sums(name, key), target.name(), &world_};
+        resume(sums, resume_file);
+        return json_of(finish(sums, resume_file).at(0));
       };
-      rows.push_back(perplexity_from(kept_.get(name, key, run)));
-      kept_.remove_sums(name, key);
+      rows.push_back(perplexity_from(cache_.get(name, key, run)));
+      cache_.remove_sums(name, key);
     }
     return rows;
   }
 
-  std::vector<LayerPicture> layers(Subject& subject) const {
-    Json key = subject.key(options_.version);
+  std::vector<LayerPicture> layers(EvalTarget& target) const {
+    Json key = target.key(options_.version);
     key["tokens"] = tokens_;
     key["places"] = places_;
-    const Json found = kept_.get(file_name(subject.name()) + ".layers", key, [&] {
+    const Json found = cache_.get(file_name(target.name()) + ".layers", key, [&] {
       check_interrupted();
       Json list = Json::array();
-      for (const LayerPicture& each : picture_layers(subject.model().model, tokens_, places_)) {
+      for (const LayerPicture& each : picture_layers(target.model().model, tokens_, places_)) {
         list.push_back({{"distance", each.distance}, {"position", each.position}});
       }
       return list;
@@ -500,27 +500,27 @@ class Measurements {
     return pictures;
   }
 
-  std::vector<RetrievalCell> passkey(Subject& subject) const {
+  std::vector<RetrievalCell> passkey(EvalTarget& target) const {
     const PasskeyPlan& plan = *options_.plan.passkey;
     const std::vector<std::int64_t>& contexts = passkey_contexts(plan, contexts_);
-    Json key = subject.key(options_.version);
+    Json key = target.key(options_.version);
     key["passkey"] = {{"contexts", contexts}, {"depths", plan.depths}, {"trials", plan.trials}, {"seed", plan.seed}};
-    const std::string name = file_name(subject.name()) + ".passkey";
-    const Json found = kept_.get(name, key, [&] {
+    const std::string name = file_name(target.name()) + ".passkey";
+    const Json found = cache_.get(name, key, [&] {
       check_interrupted();
-      say("[compare] {}: passkey", subject.name());
+      say("[compare] {}: passkey", target.name());
       const Tokenizer tokenizer = Tokenizer::open(tokenizer_);
-      PasskeyRun run(subject.model().model, tokenizer, passkey_options(plan, contexts));
-      const Keeping keeping{kept_.sums(name, key), subject.name(), &world_};
-      take_up(run, keeping);
+      PasskeyRun run(target.model().model, tokenizer, passkey_options(plan, contexts));
+      const ResumeFile resume_file{cache_.sums(name, key), target.name(), &world_};
+      resume(run, resume_file);
       Json list = Json::array();
-      for (const PasskeyCell& cell : finish(run, keeping)) {
+      for (const PasskeyCell& cell : finish(run, resume_file)) {
         const double accuracy = static_cast<double>(cell.correct) / static_cast<double>(cell.trials);
         list.push_back({*cell.context, *cell.depth, cell.trials, cell.correct, accuracy});
       }
       return list;
     });
-    kept_.remove_sums(name, key);
+    cache_.remove_sums(name, key);
     std::vector<RetrievalCell> cells;
     for (const Json& each : found) cells.push_back({each.at(0), each.at(1), each.at(2), each.at(3), each.at(4)});
     return cells;
@@ -531,7 +531,7 @@ class Measurements {
   const std::vector<Text>& texts_;
   std::vector<std::int64_t> contexts_;
   fs::path tokenizer_;
-  Kept kept_;
+  EvaluationCache cache_;
   std::vector<std::int64_t> tokens_, places_;
 };
 
@@ -651,8 +651,8 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   Entry base_row;
   base_row.name = base_entry;
   base_row.method = "none";
-  Subject base_subject(std::string(base_entry), first, /*is_base=*/true, world.device());
-  measurements.measure(base_subject, base_row);
+  EvalTarget base_target(std::string(base_entry), first, /*is_base=*/true, world.device());
+  measurements.measure(base_target, base_row);
   result.entries.push_back(std::move(base_row));
   for (const NamedRecipe& each : recipes) {
     Entry entry;
@@ -660,8 +660,8 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
     entry.method = each.recipe.method.method;
     entry.settings = recipe_yaml(each.recipe);
     read_training(each.recipe.run, each.recipe, entry);
-    Subject subject(each.name, each.recipe, /*is_base=*/false, world.device());
-    measurements.measure(subject, entry);
+    EvalTarget target(each.name, each.recipe, /*is_base=*/false, world.device());
+    measurements.measure(target, entry);
     result.entries.push_back(std::move(entry));
   }
   if (result.positions.size() > 1) {

@@ -1,4 +1,4 @@
-// Evaluations that take long: run to the end with progress, and kept in a file so that they can be taken up again.
+// Evaluations that take long: they run to the end with progress, and save partial results in a file to resume from.
 #pragma once
 
 #include <chrono>
@@ -19,16 +19,17 @@
 
 namespace tapetune {
 
-// What `eval KIND` of the model `who` kept there, or null where there is no such file yet. Fails where it is anything
+// What `eval KIND` of the model `who` saved there, or null where there is no such file yet. Fails where it is anything
 // else.
-Json read_kept(const std::filesystem::path& path, std::string_view kind, std::string_view who);
-void write_kept(const std::filesystem::path& path, std::string_view kind, std::string_view who, const Json& state);
+Json read_resume_file(const std::filesystem::path& path, std::string_view kind, std::string_view who);
+void write_resume_file(const std::filesystem::path& path, std::string_view kind, std::string_view who,
+                       const Json& state);
 
 [[noreturn]] void fail_damaged();
 
-// A value of what was kept; fails where it is missing or of another type.
+// A value of a saved state; fails where it is missing or of another type.
 template <typename Value>
-Value kept_value(const Json& object, const char* key) {
+Value resume_value(const Json& object, const char* key) {
   const auto found = object.is_object() ? object.find(key) : object.end();
   if (!object.is_object() || found == object.end()) fail_damaged();
   try {
@@ -46,21 +47,21 @@ double fingerprint(const Llama& model, const std::vector<std::int64_t>& tokens);
 void require_finite_fingerprint(double fingerprint);
 void check_fingerprint(double before, double now);
 
-// How an evaluation goes on to its end.
-struct Keeping {
-  std::filesystem::path file = {};  // that keeps what is done; empty: nothing is kept
-  std::string who = {};             // the model's name, which must be the same when it is taken up again
+// Where an evaluation saves its state, and who shares its work.
+struct ResumeFile {
+  std::filesystem::path file = {};  // with what is done; empty: nothing is saved
+  std::string who = {};             // the model's name, which must be the same to resume
   World* world = nullptr;           // the ranks that share the work; null: this process alone
 };
 
-// Takes up what an earlier run kept, if there is something. Rank 0 reads it for all.
+// Resumes from what an earlier run saved, if there is something. Rank 0 reads it for all.
 template <typename Run>
-void take_up(Run& run, const Keeping& keeping) {
-  if (keeping.file.empty()) return;
-  const bool reads = keeping.world == nullptr || keeping.world->is_rank0();
-  Json kept = reads ? read_kept(keeping.file, Run::kind, keeping.who) : Json();
-  if (keeping.world != nullptr) kept = json_of_rank(0, keeping.world->broadcast(to_text(kept)));
-  if (!kept.is_null()) run.restore(kept);
+void resume(Run& run, const ResumeFile& resume_file) {
+  if (resume_file.file.empty()) return;
+  const bool reads = resume_file.world == nullptr || resume_file.world->is_rank0();
+  Json saved = reads ? read_resume_file(resume_file.file, Run::kind, resume_file.who) : Json();
+  if (resume_file.world != nullptr) saved = json_of_rank(0, resume_file.world->broadcast(to_text(saved)));
+  if (!saved.is_null()) run.restore(saved);
 }
 
 // Fails on all ranks where one was asked for something else, or has another model: `settings` must be the same, and
@@ -83,7 +84,7 @@ void take_from(Run& run, std::size_t rank, const Json& found) {
   }
 }
 
-// To the end, with progress; kept now and then, when interrupted, and at the end. Run has
+// To the end, with progress; saved now and then, when interrupted, and at the end. Run has
 //   kind, unit      what it is called, and what it counts
 //   score(ahead)    what the model makes of the next piece of work, or of one so many behind it; null: there is none
 //   take(found)     enters it, piece by piece in their order: so the results do not depend on the number of ranks;
@@ -91,21 +92,22 @@ void take_from(Run& run, std::size_t rank, const Json& found) {
 //   settings(), fingerprint()   what it depends on: the same on all ranks
 //   done(), total(), state(), restore(state), results()
 template <typename Run>
-auto finish(Run& run, const Keeping& keeping = {}) {
+auto finish(Run& run, const ResumeFile& resume_file = {}) {
   using Clock = std::chrono::steady_clock;
   constexpr auto interval = std::chrono::seconds(30);
-  World* const world = keeping.world != nullptr && keeping.world->size() > 1 ? keeping.world : nullptr;
+  World* const world = resume_file.world != nullptr && resume_file.world->size() > 1 ? resume_file.world : nullptr;
   // A rank that left while another computes would leave that one waiting.
   std::optional<HoldInterrupts> together;
   if (world != nullptr) {
     together.emplace();
     require_same_work(*world, run.settings(), run.fingerprint());
   }
-  Clock::time_point kept = Clock::now();
-  const auto keep = [&] {
+  Clock::time_point saved = Clock::now();
+  const auto save = [&] {
     const bool writes = world == nullptr || world->is_rank0();
-    if (writes && !keeping.file.empty()) write_kept(keeping.file, Run::kind, keeping.who, run.state());
-    kept = Clock::now();
+    if (writes && !resume_file.file.empty())
+      write_resume_file(resume_file.file, Run::kind, resume_file.who, run.state());
+    saved = Clock::now();
   };
   Progress progress(std::string(Run::kind), static_cast<std::uint64_t>(run.total() - run.done()),
                     std::string(Run::unit));
@@ -121,15 +123,15 @@ auto finish(Run& run, const Keeping& keeping = {}) {
       }
       progress.advance(static_cast<std::uint64_t>(run.done() - before));
       check_interrupted();
-      if (Clock::now() - kept >= interval) keep();
+      if (Clock::now() - saved >= interval) save();
     }
   } catch (const Interrupted&) {
-    if (keeping.file.empty()) throw;
-    keep();
+    if (resume_file.file.empty()) throw;
+    save();
     throw Interrupted(fmt::format("interrupted; {} of {} {} are saved in {}: rerun the same command to resume",
-                                  run.done(), run.total(), Run::unit, keeping.file.string()));
+                                  run.done(), run.total(), Run::unit, resume_file.file.string()));
   }
-  keep();
+  save();
   return run.results();
 }
 

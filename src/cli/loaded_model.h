@@ -1,4 +1,4 @@
-// What a command works on: a checkpoint with what the options put on it, a training run, or an adapter.
+// The model that a command works on: a checkpoint with what the options put on it, a training run, or an adapter.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@
 
 namespace tapetune::cli {
 
-struct Subject {
+struct LoadedModel {
   std::string name;  // the same for the same model, whatever the folder that one is in
   AdaptedModel adapted;
   std::filesystem::path tokenizer;  // empty: none is known
@@ -27,14 +27,14 @@ struct Subject {
 };
 
 // The options of a model, for commands that take a run as well.
-void add_subject(CLI::App& verb, ModelOptions& options, bool seeded = false);
-Subject open_subject(const ModelOptions& options);
+void add_loaded_model(CLI::App& verb, ModelOptions& options, bool seeded = false);
+LoadedModel open_loaded_model(const ModelOptions& options);
 // Fails with the name of the first weight that has NaN or Inf, or as `error` says where none has.
-[[noreturn]] void fail_naming_weight(const Subject& subject, const NotFinite& error);
+[[noreturn]] void fail_naming_weight(const LoadedModel& loaded, const NotFinite& error);
 // The checkpoint folder behind a run or an adapter, its base model; the folder itself where it is neither. Empty where
 // a run was trained from scratch.
 std::filesystem::path base_folder(const std::filesystem::path& folder);
 // On the device that this rank computes on.
-Subject open_subject(ModelOptions options, const World& world);
+LoadedModel open_loaded_model(ModelOptions options, const World& world);
 
 }  // namespace tapetune::cli

@@ -1,4 +1,4 @@
-#include "eval/kept.h"
+#include "eval/resume.h"
 
 #include "checkpoint/finite.h"
 #include "core/file.h"
@@ -8,7 +8,7 @@ namespace tapetune {
 
 namespace fs = std::filesystem;
 
-Json read_kept(const fs::path& path, std::string_view kind, std::string_view who) {
+Json read_resume_file(const fs::path& path, std::string_view kind, std::string_view who) {
   require_writable(path, /*replace=*/true);
   std::error_code status;
   if (!fs::exists(path, status)) return {};
@@ -16,13 +16,13 @@ Json read_kept(const fs::path& path, std::string_view kind, std::string_view who
   if (!json.is_object() || json.value("tapetune", Json()) != fmt::format("eval {}", kind)) {
     fail("eval", "{}: does not hold results of eval {}; give --resume another file.", path.string(), kind);
   }
-  if (const auto before = kept_value<std::string>(json, "model"); before != who) {
+  if (const auto before = resume_value<std::string>(json, "model"); before != who) {
     fail("eval", "{}: holds results of {}, but this is {}; give --resume another file.", path.string(), before, who);
   }
-  return kept_value<Json>(json, std::string(kind).c_str());
+  return resume_value<Json>(json, std::string(kind).c_str());
 }
 
-void write_kept(const fs::path& path, std::string_view kind, std::string_view who, const Json& state) {
+void write_resume_file(const fs::path& path, std::string_view kind, std::string_view who, const Json& state) {
   WholeFile file(path, /*replace=*/true);
   file.write(to_text(Json{{"tapetune", fmt::format("eval {}", kind)}, {"model", who}, {kind, state}}, 2) + "\n");
   file.commit();

@@ -1,4 +1,4 @@
-#include "cli/subject.h"
+#include "cli/loaded_model.h"
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 std::string full_name(const fs::path& path) { return fs::absolute(path).lexically_normal().string(); }
 
-Subject open_run_subject(const ModelOptions& options) {
+LoadedModel open_loaded_run(const ModelOptions& options) {
   if (!options.adapter.empty() || !options.method.empty()) {
     fail("model", "{}: is a training run, which has an adapter of its own; drop {}.", options.folder,
          options.adapter.empty() ? "--method" : "--adapter");
@@ -55,29 +55,29 @@ ModelOptions with_base_of_adapter(ModelOptions options) {
 
 }  // namespace
 
-std::string Subject::identity() const {
+std::string LoadedModel::identity() const {
   return fmt::format("{} in {}", name, dtype_to_transformers(adapted.model.dtype()));
 }
 
-Tokenizer Subject::open_tokenizer() const {
+Tokenizer LoadedModel::open_tokenizer() const {
   if (tokenizer.empty())
     fail("model", "{}: has no tokenizer, which text needs; copy the model's tokenizer.json there.", name);
   return Tokenizer::open(tokenizer);
 }
 
-void fail_naming_weight(const Subject& subject, const NotFinite& error) {
+void fail_naming_weight(const LoadedModel& loaded, const NotFinite& error) {
   const auto refuse = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined() || all_finite(tensor.detach())) return;
     fail("model", "{}: {} has NaN or Inf; the adapter or the base model is damaged, use another checkpoint.",
-         subject.name, name);
+         loaded.name, name);
   };
-  const Llama& model = subject.adapted.model;
-  for (const Parameter& parameter : subject.adapted.parameters) refuse(parameter.name, parameter.value);
+  const Llama& model = loaded.adapted.model;
+  for (const Parameter& parameter : loaded.adapted.parameters) refuse(parameter.name, parameter.value);
   for (const auto& [name, tensor] : named_weights(model.config(), model.weights())) refuse(name, tensor);
   throw error;
 }
 
-void add_subject(CLI::App& verb, ModelOptions& options, bool seeded) {
+void add_loaded_model(CLI::App& verb, ModelOptions& options, bool seeded) {
   options.add_to(verb, seeded);
   verb.get_option("model")->description(
       "Folder of a Hugging Face checkpoint, of a training run, of a checkpoint of one (RUN/checkpoints/step-N), or of "
@@ -91,8 +91,8 @@ fs::path base_folder(const fs::path& folder) {
   return is_adapter(folder) ? base_of_adapter(folder) : folder;
 }
 
-Subject open_subject(const ModelOptions& given) {
-  if (!run_of(given.folder).empty()) return open_run_subject(given);
+LoadedModel open_loaded_model(const ModelOptions& given) {
+  if (!run_of(given.folder).empty()) return open_loaded_run(given);
   const ModelOptions options = is_adapter(given.folder) ? with_base_of_adapter(given) : given;
   const fs::path folder = options.folder;
   refuse_gguf(folder);
@@ -110,9 +110,9 @@ Subject open_subject(const ModelOptions& given) {
   return {std::move(name), options.load(checkpoint), folder, std::nullopt};
 }
 
-Subject open_subject(ModelOptions options, const World& world) {
+LoadedModel open_loaded_model(ModelOptions options, const World& world) {
   options.device = world.device().str();
-  return open_subject(options);
+  return open_loaded_model(options);
 }
 
 }  // namespace tapetune::cli
