@@ -197,12 +197,12 @@ std::string_view projection_name(Projection which) {
       ->second;
 }
 
-MethodOptions parse_method(std::string_view name, std::span<const std::string> words) {
+MethodOptions parse_method(std::string_view name, std::span<const std::string> overrides) {
   const Method& method = find_method(name);
   MethodOptions options;
   options.method = method.name;
   if (method.defaults != nullptr) method.defaults(options);
-  for (const std::string& word : words) {
+  for (const std::string& word : overrides) {
     const std::size_t equals = word.find('=');
     if (equals == std::string::npos) {
       fail("method", "\"{}\" is not a setting; write key=value, for example rank=8.", word);
@@ -229,11 +229,12 @@ MethodOptions method_from_json(const Json& json, std::string_view where) {
   if (!json.is_object() || !json.contains("method") || !json["method"].is_string()) {
     fail("adapter", "{}: must be an object with a method.", where);
   }
-  std::vector<std::string> words;
+  std::vector<std::string> overrides;
   for (const auto& [key, value] : json.items()) {
-    if (key != "method") words.push_back(key + "=" + (value.is_string() ? value.get<std::string>() : to_text(value)));
+    if (key != "method")
+      overrides.push_back(key + "=" + (value.is_string() ? value.get<std::string>() : to_text(value)));
   }
-  return parse_method(json["method"].get<std::string>(), words);
+  return parse_method(json["method"].get<std::string>(), overrides);
 }
 
 }  // namespace tapetune

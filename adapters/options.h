@@ -59,9 +59,9 @@ std::span<const MethodKey> method_keys();
 
 std::string_view projection_name(Projection which);  // "q", …, "lm_head"
 
-// A method's defaults, then "key=value" words over them. Fails on an unknown method, a key that the method does not
-// have and a value that the key cannot take, each with what would be right.
-MethodOptions parse_method(std::string_view method, std::span<const std::string> words);
+// A method's defaults, then "key=value" overrides. Fails on an unknown method, a key that the method does not have and
+// a value that the key cannot take, each with what would be right.
+MethodOptions parse_method(std::string_view method, std::span<const std::string> overrides);
 
 // A method with all its settings, and back.
 Json method_json(const MethodOptions& options);

@@ -446,7 +446,7 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
     REQUIRE(own != found.end());
     const bool implied = key.name == "positions.factor" || key.name.rfind("model.", 0) == 0;  // scaling, head_dim
     CHECK((implied || found.size() == 1));
-    CHECK(own->decides == (key.decides && key.name != "steps"));
+    CHECK(own->affects_result == (key.affects_result && key.name != "steps"));
     if (key.name != "data") CHECK(own->after == others.at(key.name));
   }
   for (const Method& method : methods()) {
@@ -502,16 +502,16 @@ TEST_CASE("recipe: differences tell what may change when a run is resumed") {
   const auto found = differences(a, with({"run=elsewhere", "seed=1", "save_every=5", "optimizer.lr=1"}));
   REQUIRE(found.size() == 4);
   CHECK(found[0].key == "run");
-  CHECK_FALSE(found[0].decides);
+  CHECK_FALSE(found[0].affects_result);
   CHECK(found[1].key == "optimizer.lr");
   CHECK(found[1].before == "2e-05");
   CHECK(found[1].after == "1");
-  CHECK(found[1].decides);
-  CHECK_FALSE(found[2].decides);
+  CHECK(found[1].affects_result);
+  CHECK_FALSE(found[2].affects_result);
   CHECK(found[3].key == "seed");
   // More steps of a constant rate go on where fewer ended; a course to an end is another one.
-  CHECK_FALSE(differences(a, with({"steps=20"}))[0].decides);
-  CHECK(differences(with({"schedule=cosine"}), with({"schedule=cosine", "steps=20"}))[0].decides);
+  CHECK_FALSE(differences(a, with({"steps=20"}))[0].affects_result);
+  CHECK(differences(with({"schedule=cosine"}), with({"schedule=cosine", "steps=20"}))[0].affects_result);
   // Settings that only one of the two methods has.
   const auto methods = differences(a, with({"adapter={method: longlora}"}));
   REQUIRE(methods.size() == 2);

@@ -68,11 +68,11 @@ int main(int argc, char** argv) {
     return 0;
   }
   try {
-    std::vector<std::string> words(method.begin() + 1, method.end());
-    if (!also.empty()) words.push_back("train_also=" + also);
+    std::vector<std::string> overrides(method.begin() + 1, method.end());
+    if (!also.empty()) overrides.push_back("train_also=" + also);
     const ModelConfig config = shape();
     const AdaptedModel adapted =
-        adapt(config, random_weights(config, 1), parse_method(method.front(), words), at::kFloat);
+        adapt(config, random_weights(config, 1), parse_method(method.front(), overrides), at::kFloat);
     ForwardInput in;
     in.tokens = at::randint(config.vocab_size, {1, context}, at::kLong);
     in.training = Training{parse_checkpointing(checkpointing), 0};

@@ -3,10 +3,10 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/ending.h"
+#include "cli/exit_code.h"
 #include "cli/numbers.h"
 #include "cli/options.h"
-#include "cli/together.h"
+#include "cli/run_distributed.h"
 #include "cli/verbs.h"
 #include "core/output.h"
 
@@ -17,7 +17,7 @@ void add_compare(CLI::App& app) {
     std::vector<std::string> words;
     std::string eval, out, runs;
     int threads = 0;
-    TogetherOptions together;
+    DistributedOptions distributed;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand(
@@ -33,14 +33,14 @@ void add_compare(CLI::App& app) {
                    "{contexts, depths, trials, seed} (default: sliding window perplexity on the held-out data, up to "
                    "twice the training context)");
   verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
-  add_together(*verb, options->together);
+  add_distributed(*verb, options->distributed);
   verb->footer(
       "Finished runs and evaluations are kept: rerun the same command to resume after Ctrl-C or a crash.\n"
       "example: tapetune compare llama2-7b-8k/lora llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens "
       "held_out=0.01 --out compare/");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
-    together(options->together, [&](World& world) {
+    run_distributed(options->distributed, [&](World& world) {
       const RecipeWords words = split_words(options->words);
       CompareOptions comparing;
       if (!options->eval.empty()) comparing.plan = read_eval_plan(options->eval);
@@ -49,7 +49,7 @@ void add_compare(CLI::App& app) {
       comparing.recipe_words = words.recipes;
       comparing.settings = words.settings;
       comparing.eval_file = options->eval;
-      comparing.describe_error = [](const std::exception_ptr& thrown) { return ending(thrown).text; };
+      comparing.describe_error = [](const std::exception_ptr& thrown) { return exit_message(thrown).text; };
       const std::vector<NamedRecipe> recipes = read_recipes(words.recipes, words.settings, options->runs);
       const Comparison comparison = compare(recipes, comparing, world);
       if (!world.is_rank0()) return;

@@ -6,7 +6,7 @@
 
 #include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/together.h"
+#include "cli/run_distributed.h"
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/json.h"
@@ -60,7 +60,7 @@ struct Perplexity {
   std::int64_t stride = -1, limit = 0, buckets = 0;
   double held_out = -1;  // negative: the run's share, else a tenth
   bool json = false;
-  TogetherOptions together;
+  DistributedOptions distributed;
 };
 
 // The recipe of a run in the folder where it is; none: not a run.
@@ -244,10 +244,10 @@ void add_perplexity(CLI::App& app) {
   verb->add_option("--resume", options->resume, "File that stores partial results: rerun the same command to resume");
   verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune eval perplexity runs/tape --data pg19.tokens --context 1024,2048,4096,8192");
-  add_together(*verb, options->together);
+  add_distributed(*verb, options->distributed);
   verb->callback([options] {
-    options->together.device = options->model.device;
-    together(options->together, [&](World& world) { run_verb(*options, world); });
+    options->distributed.device = options->model.device;
+    run_distributed(options->distributed, [&](World& world) { run_verb(*options, world); });
   });
 }
 

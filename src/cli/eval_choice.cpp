@@ -4,7 +4,7 @@
 
 #include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/together.h"
+#include "cli/run_distributed.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
 #include "core/file.h"
@@ -21,7 +21,7 @@ struct Choice {
   ChoiceSource source;
   std::string data, shots_from, resume, details;
   bool json = false;
-  TogetherOptions together;
+  DistributedOptions distributed;
 };
 
 void print_score(const ChoiceScore& score) {
@@ -149,10 +149,10 @@ void add_choice(CLI::App& app) {
                    "JSONL file to write: the prompt and the log-likelihood of each choice, one question per line");
   verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune eval choice runs/tape --task mmlu --data mmlu/");
-  add_together(*verb, options->together);
+  add_distributed(*verb, options->distributed);
   verb->callback([options] {
-    options->together.device = options->model.device;
-    together(options->together, [&](World& world) { run_verb(*options, world); });
+    options->distributed.device = options->model.device;
+    run_distributed(options->distributed, [&](World& world) { run_verb(*options, world); });
   });
 }
 

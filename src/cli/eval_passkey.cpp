@@ -4,7 +4,7 @@
 
 #include "cli/loaded_model.h"
 #include "cli/numbers.h"
-#include "cli/together.h"
+#include "cli/run_distributed.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
 #include "core/file.h"
@@ -21,7 +21,7 @@ struct Passkey {
   PasskeyOptions options;
   std::string resume, details;
   bool json = false;
-  TogetherOptions together;
+  DistributedOptions distributed;
 };
 
 double accuracy(const PasskeyCell& cell) {
@@ -177,11 +177,11 @@ void add_passkey(CLI::App& app) {
   verb->add_option("--details", options->details, "JSONL file to write: prompt and answer, one trial per line");
   verb->add_flag("--json", options->json, "Print the results as JSON");
   verb->footer("example: tapetune eval passkey runs/tape --context 1024,2048,4096,8192 --depths 0,0.25,0.5,0.75,1");
-  add_together(*verb, options->together);
+  add_distributed(*verb, options->distributed);
   verb->callback([options] {
     options->model.seed = options->options.seed;
-    options->together.device = options->model.device;
-    together(options->together, [&](World& world) { run_verb(*options, world); });
+    options->distributed.device = options->model.device;
+    run_distributed(options->distributed, [&](World& world) { run_verb(*options, world); });
   });
 }
 

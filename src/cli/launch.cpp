@@ -12,8 +12,8 @@
 #include <optional>
 #include <thread>
 
-#include "cli/ending.h"
-#include "cli/together.h"
+#include "cli/exit_code.h"
+#include "cli/run_distributed.h"
 #include "cli/usage.h"
 #include "cli/verbs.h"
 #include "core/cores.h"

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "cli/ending.h"
+#include "cli/exit_code.h"
 #include "cli/help_page.h"
 #include "cli/usage.h"
 #include "cli/verbs.h"
@@ -90,8 +90,8 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (...) {
-    const tapetune::cli::Ending end = tapetune::cli::ending(std::current_exception());
-    tapetune::cli::tell(end);
-    return end.code;
+    const tapetune::cli::ExitMessage message = tapetune::cli::exit_message(std::current_exception());
+    tapetune::cli::tell(message);
+    return message.code;
   }
 }

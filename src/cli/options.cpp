@@ -53,8 +53,8 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   }
   if (!adapter.empty()) return load_adapter(checkpoint.config(), weights, adapter, arithmetic);
   if (method.empty()) return open_adapted(checkpoint, weights, arithmetic);
-  const std::vector<std::string> words(method.begin() + 1, method.end());
-  AdaptedModel adapted = adapt(checkpoint.config(), weights, parse_method(method.front(), words), arithmetic, seed);
+  const std::vector<std::string> overrides(method.begin() + 1, method.end());
+  AdaptedModel adapted = adapt(checkpoint.config(), weights, parse_method(method.front(), overrides), arithmetic, seed);
   if (positions && method.front() == "tape") restore_parameters(adapted, weights, folder);
   return adapted;
 }

@@ -27,7 +27,7 @@ struct ModelOptions {
   std::string device = "auto";
   int threads = 0;
   std::string adapter;              // folder of one
-  std::vector<std::string> method;  // or a freshly initialized method: its name, then key=value words
+  std::vector<std::string> method;  // or a freshly initialized method: its name, then key=value overrides
   std::uint64_t seed = 0;           // of what a method draws at its start
   bool any_base = false;            // of a run: also where its base model changed since training
 

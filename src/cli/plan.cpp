@@ -99,7 +99,7 @@ double step_seconds(const Plan& plan, const Given& given) {
 void add_plan(CLI::App& app) {
   struct Options {
     std::string recipe;
-    std::vector<std::string> words;
+    std::vector<std::string> overrides;
     Given given;
     bool no_probe = false, json = false;
     int threads = 0;
@@ -108,7 +108,7 @@ void add_plan(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
       "plan", "What a recipe needs: parameters, memory, disk, tokens, time; the model's config.json is enough");
   verb->add_option("recipe", options->recipe, "A recipe file, or the name of a shipped one")->required();
-  verb->add_option("settings", options->words, "key=value overrides: model, data, context, batch, …");
+  verb->add_option("settings", options->overrides, "key=value overrides: model, data, context, batch, …");
   verb->add_option("--flops", options->given.flops, "Operations per second of each rank, as 1.5e14 or 150T")
       ->transform(amount());
   verb->add_option("--ranks", options->given.ranks, "Processes that will train together (default: 1)")
@@ -125,7 +125,7 @@ void add_plan(CLI::App& app) {
       "1.5e14");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
-    const Recipe recipe = read_recipe(find_recipe(options->recipe), options->words);
+    const Recipe recipe = read_recipe(find_recipe(options->recipe), options->overrides);
     const Given& given = options->given;
     Plan plan = make_plan(recipe, {given.ranks, given.gpu > 0});
     if (given.flops > 0) {

@@ -59,7 +59,7 @@ void keys(bool json) {
                      {"default", key.fallback.empty() ? Json() : Json(key.fallback)},
                      {"rule", key.rule},
                      {"help", key.help},
-                     {"decides", key.decides}});
+                     {"decides", key.affects_result}});
     }
     print_out("{}\n", to_text(all, 2));
     return;

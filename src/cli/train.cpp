@@ -3,9 +3,9 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/ending.h"
+#include "cli/exit_code.h"
 #include "cli/numbers.h"
-#include "cli/together.h"
+#include "cli/run_distributed.h"
 #include "cli/verbs.h"
 #include "core/digits.h"
 #include "core/error.h"
@@ -23,8 +23,8 @@ namespace tapetune::cli {
 namespace {
 
 // A recipe, or a run to resume.
-Recipe recipe_to_train(const std::string& given, const std::vector<std::string>& words) {
-  if (!is_run(given)) return read_recipe(find_recipe(given), words);
+Recipe recipe_to_train(const std::string& given, const std::vector<std::string>& overrides) {
+  if (!is_run(given)) return read_recipe(find_recipe(given), overrides);
   const std::filesystem::path folder = given;
   std::error_code status;
   if (!std::filesystem::is_directory(folder / "checkpoints", status)) {
@@ -32,10 +32,10 @@ Recipe recipe_to_train(const std::string& given, const std::vector<std::string>&
          "{}: has a recipe.yaml but no checkpoints, so it is not a training run; to train by its recipe, give {}.",
          given, (folder / "recipe.yaml").string());
   }
-  Recipe recipe = read_recipe(folder / "recipe.yaml", words);
+  Recipe recipe = read_recipe(folder / "recipe.yaml", overrides);
   // The folder may have been moved since, unless the user wants another.
   const bool elsewhere =
-      std::any_of(words.begin(), words.end(), [](const std::string& word) { return word.starts_with("run="); });
+      std::any_of(overrides.begin(), overrides.end(), [](const std::string& word) { return word.starts_with("run="); });
   if (!elsewhere) recipe.run = given;
   return recipe;
 }
@@ -62,28 +62,28 @@ void print_summary(const Recipe& recipe, const TrainResult& result) {
 void add_train(CLI::App& app) {
   struct Options {
     std::string recipe;
-    std::vector<std::string> words;
+    std::vector<std::string> overrides;
     int threads = 0;
     bool timing = false;
-    TogetherOptions together;
+    DistributedOptions distributed;
   };
   const auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "Train as a recipe says; rerun the same command to resume");
   verb->add_option("recipe", options->recipe, "A recipe file, the name of a shipped one, or a run folder to resume")
       ->required();
-  verb->add_option("settings", options->words, "key=value overrides: model, data, run, steps, optimizer.lr, …");
+  verb->add_option("settings", options->overrides, "key=value overrides: model, data, run, steps, optimizer.lr, …");
   verb->add_option("--threads", options->threads, "CPU threads (default: all cores)")->transform(thread_count());
   verb->add_flag("--timing", options->timing, "Print when the first step began, on the monotonic clock, to stderr");
-  add_together(*verb, options->together);
+  add_distributed(*verb, options->distributed);
   verb->footer(
       "example: tapetune train llama2-7b-8k/tape model=/models/Llama-2-7b-hf data=rp-8k.tokens run=runs/tape\n"
       "         tapetune train runs/tape");
   verb->callback([options] {
     if (options->threads > 0) at::set_num_threads(options->threads);
-    together(options->together, [&](World& world) {
-      const Recipe recipe = recipe_to_train(options->recipe, options->words);
-      const TrainResult result =
-          train(recipe, TAPETUNE_VERSION, world, [](const std::exception_ptr& thrown) { return ending(thrown).text; });
+    run_distributed(options->distributed, [&](World& world) {
+      const Recipe recipe = recipe_to_train(options->recipe, options->overrides);
+      const TrainResult result = train(recipe, TAPETUNE_VERSION, world,
+                                       [](const std::exception_ptr& thrown) { return exit_message(thrown).text; });
       if (!world.is_rank0()) return;
       print_summary(recipe, result);
       if (options->timing) write_error(to_text(Json{{"first_step_at", result.first_step_at}}) + "\n");

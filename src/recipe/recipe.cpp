@@ -26,14 +26,14 @@ class Reader {
  public:
   explicit Reader(std::string_view where) : where_(where) {}
 
-  Recipe read(const std::string& text, std::span<const std::string> words) {
+  Recipe read(const std::string& text, std::span<const std::string> overrides) {
     const YamlNode root = parse_yaml(text, where_);
     if (root.kind != Kind::map) {
       fail("recipe", "{}:{}: a recipe is a map of keys, as \"steps: 1000\", but this is {}.", where_,
            std::max(root.line, 1), root.kind == Kind::null ? "empty" : shown(root));
     }
     for (const YamlNode& node : root.items) take(node.key, node);
-    for (const std::string& each : words) override_with(each);
+    for (const std::string& each : overrides) override_with(each);
     Recipe recipe;
     apply(recipe);
     check(recipe);
@@ -382,18 +382,18 @@ std::span<const RecipeKey> recipe_keys() {
   return keys;
 }
 
-Recipe parse_recipe(const std::string& text, std::string_view where, std::span<const std::string> words) {
-  return Reader(where).read(text, words);
+Recipe parse_recipe(const std::string& text, std::string_view where, std::span<const std::string> overrides) {
+  return Reader(where).read(text, overrides);
 }
 
-Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> words) {
+Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> overrides) {
   constexpr std::uintmax_t most = 1 << 20;
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) fail("recipe", "{}: a folder; give a YAML file.", file.string());
   if (const std::uintmax_t size = std::filesystem::file_size(file, error); !error && size > most) {
     fail("recipe", "{}: {} bytes are too many for a recipe; give a YAML file.", file.string(), size);
   }
-  return parse_recipe(read_text(file), file.string(), words);
+  return parse_recipe(read_text(file), file.string(), overrides);
 }
 
 std::string recipe_yaml(const Recipe& recipe, std::span<const std::string> comments) {
@@ -419,8 +419,8 @@ std::vector<RecipeDifference> differences(const Recipe& before, const Recipe& af
   for (const Field& field : fields()) {
     const std::string a = field.get(first), b = field.get(second);
     if (a == b) continue;
-    const bool decides = field.key.decides && !(endless && field.key.name == "steps");
-    list.push_back({field.key.name, a.empty() ? "nothing" : a, b.empty() ? "nothing" : b, decides});
+    const bool affects_result = field.key.affects_result && !(endless && field.key.name == "steps");
+    list.push_back({field.key.name, a.empty() ? "nothing" : a, b.empty() ? "nothing" : b, affects_result});
   }
   return list;
 }

@@ -67,18 +67,18 @@ struct RecipeKey {
   std::string fallback;  // what holds where the key is absent; empty: it must be given
   std::string rule;      // above 0
   std::string help;
-  bool decides;  // the trained numbers depend on it; the others may change when a run is resumed
+  bool affects_result;  // the trained numbers depend on it; the others may change when a run is resumed
 };
 
 // Every key, in the order in which a recipe is written.
 std::span<const RecipeKey> recipe_keys();
 
-// `text` with "key=value" words over it (optimizer.lr=1e-4, data=[a.tokens, b.tokens], positions.factor=null for what
+// `text` with "key=value" overrides (optimizer.lr=1e-4, data=[a.tokens, b.tokens], positions.factor=null for what
 // holds without it). Fails with everything that is wrong, a line each: [recipe] WHERE:LINE: …
-Recipe parse_recipe(const std::string& text, std::string_view where, std::span<const std::string> words = {});
+Recipe parse_recipe(const std::string& text, std::string_view where, std::span<const std::string> overrides = {});
 
 // The same of a file.
-Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> words = {});
+Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> overrides = {});
 
 // All keys with what holds for them, in the schema's order; parse_recipe reads it back. `comments` open it, a line
 // each.
@@ -86,7 +86,7 @@ std::string recipe_yaml(const Recipe& recipe, std::span<const std::string> comme
 
 struct RecipeDifference {
   std::string key, before, after;
-  bool decides;  // as in RecipeKey
+  bool affects_result;  // as in RecipeKey
 };
 
 std::vector<RecipeDifference> differences(const Recipe& before, const Recipe& after);

@@ -175,8 +175,8 @@ Field optional(Field field) {
   return field;
 }
 
-Field harmless(Field field) {
-  field.key.decides = false;
+Field resume_safe(Field field) {
+  field.key.affects_result = false;
   return field;
 }
 
@@ -396,7 +396,7 @@ std::vector<Field> make_fields() {
       needed({{"data", "file or list", "", "", "token files or text, each FILE or {path: FILE, weight: NUMBER}", true},
               set_data,
               get_data}),
-      harmless(needed(text("run", in(&Recipe::run), "folder", "the run folder"))),
+      resume_safe(needed(text("run", in(&Recipe::run), "folder", "the run folder"))),
       needed(whole("context", in(&Recipe::context), 2, "tokens per training sequence")),
   };
   const std::span<const MethodKey> settings = method_keys();
@@ -416,7 +416,7 @@ std::vector<Field> make_fields() {
                     "adapter to start from, instead of the method's initialization")),
       needed(whole("steps", in(&Recipe::steps), 1, "optimizer steps")),
       whole("batch", in(&Recipe::batch), 1, "sequences per step, over all ranks"),
-      harmless(whole("micro_batch", in(&Recipe::micro_batch), 1, "most sequences computed at once on a rank")),
+      resume_safe(whole("micro_batch", in(&Recipe::micro_batch), 1, "most sequences computed at once on a rank")),
       from_zero("optimizer.lr", of_optimizer(&Optimizer::lr), "peak learning rate (AdamW)"),
       {{"optimizer.betas", "two numbers", "", "from 0 to below 1", "AdamW's betas", true}, set_betas, get_betas},
       // The optimizer computes in f32, where anything less may be 0, and 0 / 0 is NaN.
@@ -430,17 +430,17 @@ std::vector<Field> make_fields() {
       from_zero("schedule.min_lr", of_schedule(&Schedule::min_lr), "learning rate at the end of cosine and linear"),
       word("dtype", in(&Recipe::dtype), {"auto", "f32", "bf16"},
            "to compute in; frozen weights stay as stored, trainable parameters are f32"),
-      harmless(checkpointing_field()),
-      harmless(word("shard", in(&Recipe::shard), {"none", "base"},
-                    "base: frozen weights and optimizer state are sharded over the ranks (FSDP-style)")),
-      harmless(whole("sequence_parallel", in(&Recipe::sequence_parallel), 1, "ranks per sequence (Ulysses)")),
-      harmless(whole("save_every", in(&Recipe::save_every), 0, "steps between checkpoints; 0: at the end")),
-      harmless(whole("keep", in(&Recipe::keep), 1, "how many checkpoints to keep, the newest")),
+      resume_safe(checkpointing_field()),
+      resume_safe(word("shard", in(&Recipe::shard), {"none", "base"},
+                       "base: frozen weights and optimizer state are sharded over the ranks (FSDP-style)")),
+      resume_safe(whole("sequence_parallel", in(&Recipe::sequence_parallel), 1, "ranks per sequence (Ulysses)")),
+      resume_safe(whole("save_every", in(&Recipe::save_every), 0, "steps between checkpoints; 0: at the end")),
+      resume_safe(whole("keep", in(&Recipe::keep), 1, "how many checkpoints to keep, the newest")),
       share("held_out", in(&Recipe::held_out), "share of the data held out for evaluation"),
-      harmless(whole("eval_every", in(&Recipe::eval_every), 0, "steps between evaluations; 0: never")),
-      harmless(
+      resume_safe(whole("eval_every", in(&Recipe::eval_every), 0, "steps between evaluations; 0: never")),
+      resume_safe(
           whole("eval_windows", in(&Recipe::eval_windows), 0, "sequences per evaluation; 0: all that are held out")),
-      harmless(whole("log_every", in(&Recipe::log_every), 1, "steps between lines of metrics.jsonl")),
+      resume_safe(whole("log_every", in(&Recipe::log_every), 1, "steps between lines of metrics.jsonl")),
       number<std::uint64_t>("seed", in(&Recipe::seed), 0, std::numeric_limits<std::int64_t>::max(), ">= 0",
                             "of all random numbers"),
   };

@@ -115,7 +115,7 @@ void require_own_folders(const std::vector<NamedRecipe>& recipes) {
 std::vector<SettingRow> differing_settings(const std::vector<NamedRecipe>& recipes) {
   std::vector<SettingRow> rows;
   for (const RecipeKey& key : recipe_keys()) {
-    if (!key.decides || key.name == "model" || key.name == "model_hash") continue;
+    if (!key.affects_result || key.name == "model" || key.name == "model_hash") continue;
     SettingRow row{key.name, std::vector<std::string>(recipes.size())};
     bool differs = false;
     for (std::size_t i = 1; i < recipes.size(); ++i) {
@@ -212,7 +212,8 @@ std::optional<std::int64_t> reached_step(const Recipe& recipe) {
   const fs::path folder = recipe.run;
   if (!is_run(folder)) return std::nullopt;
   const std::vector<RecipeDifference> changed = differences(read_recipe(folder / "recipe.yaml"), recipe);
-  if (std::any_of(changed.begin(), changed.end(), [](const RecipeDifference& d) { return d.decides; })) return {};
+  if (std::any_of(changed.begin(), changed.end(), [](const RecipeDifference& d) { return d.affects_result; }))
+    return {};
   const auto last = RunFolder::latest_in(folder);
   return last ? std::optional(last->step) : std::nullopt;
 }

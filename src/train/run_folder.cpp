@@ -112,7 +112,7 @@ bool is_there(const fs::path& path) {
 void require_same(const Recipe& before, const Recipe& now, const fs::path& run) {
   std::string keys;
   for (const RecipeDifference& d : differences(before, now)) {
-    if (!d.decides) continue;
+    if (!d.affects_result) continue;
     keys += fmt::format("{}{} ({} there, {} now{})", keys.empty() ? "" : ", ", d.key, d.before, d.after,
                         d.key == "steps" ? "; only a constant schedule can be extended" : "");
   }

@@ -1,4 +1,4 @@
-// A verb that several processes carry out together, where a launcher started them.
+// Commands that several processes can share, where a launcher started them.
 #pragma once
 
 #include <functional>
@@ -12,18 +12,18 @@ class App;
 
 namespace tapetune::cli {
 
-struct TogetherOptions {
+struct DistributedOptions {
   int timeout = 600;  // seconds
   std::string trace;
   std::string device = "auto";
 };
 
-void add_together(CLI::App& verb, TogetherOptions& options);
-// Whether add_together was called for it.
+void add_distributed(CLI::App& verb, DistributedOptions& options);
+// Whether add_distributed was called for it.
 bool shares_work(const CLI::App& verb);
 
 // Calls `work` with the ranks that a launcher has started, or with this process alone. Only rank 0 speaks; where the
 // work ends early, it says who is at fault, and all end.
-void together(const TogetherOptions& options, const std::function<void(World& world)>& work);
+void run_distributed(const DistributedOptions& options, const std::function<void(World& world)>& work);
 
 }  // namespace tapetune::cli

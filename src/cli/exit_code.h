@@ -8,14 +8,14 @@ namespace tapetune::cli {
 
 enum ExitCode { ok = 0, bad_input = 1, bad_usage = 2, resumable = 3 };
 
-struct Ending {
+struct ExitMessage {
   std::string text;
   ExitCode code;
 };
 
-Ending ending(const std::exception_ptr& thrown);
+ExitMessage exit_message(const std::exception_ptr& thrown);
 
 // On stderr: what failed as "error: ...", an interruption as it is.
-void tell(const Ending& end);
+void tell(const ExitMessage& message);
 
 }  // namespace tapetune::cli

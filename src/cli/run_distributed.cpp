@@ -1,8 +1,8 @@
-#include "cli/together.h"
+#include "cli/run_distributed.h"
 
 #include <CLI/CLI.hpp>
 
-#include "cli/ending.h"
+#include "cli/exit_code.h"
 #include "cli/numbers.h"
 #include "cli/options.h"
 #include "core/error.h"
@@ -29,7 +29,7 @@ void write_trace(World& world, const std::string& path) {
 }
 
 // Of an interruption during the rendezvous, rank 0 speaks for all.
-std::unique_ptr<World> meet(const RankInfo& info, std::chrono::seconds timeout, at::Device device) {
+std::unique_ptr<World> join_world(const RankInfo& info, std::chrono::seconds timeout, at::Device device) {
   try {
     return std::make_unique<World>(info, timeout, device);
   } catch (const Interrupted&) {
@@ -40,7 +40,7 @@ std::unique_ptr<World> meet(const RankInfo& info, std::chrono::seconds timeout, 
 
 }  // namespace
 
-void add_together(CLI::App& verb, TogetherOptions& options) {
+void add_distributed(CLI::App& verb, DistributedOptions& options) {
   verb.add_option("--timeout", options.timeout,
                   "Seconds that ranks wait for each other, at startup and in a step (default: 600)")
       ->transform(whole_number(1));
@@ -52,15 +52,15 @@ void add_together(CLI::App& verb, TogetherOptions& options) {
 
 bool shares_work(const CLI::App& verb) { return verb.get_option_no_throw("--timeout") != nullptr; }
 
-void together(const TogetherOptions& options, const std::function<void(World& world)>& work) {
+void run_distributed(const DistributedOptions& options, const std::function<void(World& world)>& work) {
   const RankInfo info = rank_info_from_environment();
   const bool asked_quiet = quiet();
   if (info.rank != 0) set_quiet(true);
   if (!options.trace.empty()) trace::begin();
   const at::Device device = open_device(options.device, info.local_rank);
   if (info.rank == 1) set_quiet(asked_quiet);  // it says so when rank 0 does not come
-  const std::unique_ptr<World> met = meet(info, std::chrono::seconds(options.timeout), device);
-  World& world = *met;
+  const std::unique_ptr<World> joined = join_world(info, std::chrono::seconds(options.timeout), device);
+  World& world = *joined;
   if (info.rank != 0) set_quiet(true);
   if (world.size() == 1) {
     work(world);
@@ -73,18 +73,19 @@ void together(const TogetherOptions& options, const std::function<void(World& wo
     world.broadcast("done");  // what rank 0 could not write is no success on any rank
     world.shutdown(std::chrono::seconds(options.timeout));
   } catch (...) {
-    const Ending end = ending(std::current_exception());
-    if (end.code == resumable) world.interrupt();
-    tell({end.code == resumable ? (world.is_rank0() ? end.text : "") : world.diagnose(end.text), end.code});
+    const ExitMessage message = exit_message(std::current_exception());
+    if (message.code == resumable) world.interrupt();
+    tell({message.code == resumable ? (world.is_rank0() ? message.text : "") : world.diagnose(message.text),
+          message.code});
     std::fflush(stdout);
     std::fflush(stderr);
-    if (end.code == resumable) {
+    if (message.code == resumable) {
       world.shutdown(std::chrono::seconds(10));  // some may have been interrupted where others were not
     } else {
       world.confirm_failure();
     }
     // Connections to ranks that are gone would be waited for on the way out.
-    std::_Exit(end.code);
+    std::_Exit(message.code);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "cli/ending.h"
+#include "cli/exit_code.h"
 
 #include "cli/usage.h"
 #include "core/digits.h"
@@ -39,7 +39,7 @@ bool says_out_of_memory(const std::string& what) {
 
 }  // namespace
 
-Ending ending(const std::exception_ptr& thrown) {
+ExitMessage exit_message(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const UsageError& error) {
@@ -59,12 +59,12 @@ Ending ending(const std::exception_ptr& thrown) {
   }
 }
 
-void tell(const Ending& end) {
-  if (end.text.empty()) return;
-  if (end.code == resumable) {
-    write_error(printable(end.text) + "\n");
+void tell(const ExitMessage& message) {
+  if (message.text.empty()) return;
+  if (message.code == resumable) {
+    write_error(printable(message.text) + "\n");
   } else {
-    log_error(end.text);
+    log_error(message.text);
   }
 }
 
