@@ -407,7 +407,7 @@ TEST_CASE("gguf: sentencepiece's tokenizers come back with the same ids") {
     config.layers = 1;
     gguf::write_gguf(temp / "m.gguf", config,
                      [&](const std::string& tensor) {
-                       const auto all = expected_tensors(config);
+                       const auto all = tensor_specs(config);
                        return at::zeros(std::find_if(all.begin(), all.end(), [&](const auto& e) {
                                           return e.name == tensor;
                                         })->shape);

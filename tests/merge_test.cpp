@@ -360,7 +360,7 @@ TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config
   CHECK(config["head_dim"] == 8);
   const auto tensors = load_tensors(bench.out() / "model.safetensors");
   const auto trained = adapter_tensors(run);
-  CHECK(tensors.size() == expected_tensors(input.config).size() + 3 * 4);
+  CHECK(tensors.size() == tensor_specs(input.config).size() + 3 * 4);
   for (const auto& [name, tensor] : trained) {
     INFO(name);
     if (name.find(".lora_") == std::string::npos) CHECK(at::equal(tensors.at(name), tensor));

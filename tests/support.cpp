@@ -283,7 +283,7 @@ LlamaWeights random_weights(const ModelConfig& config, at::ScalarType dtype) {
   const auto normal = [&](std::vector<std::int64_t> shape, double spread) {
     return (at::randn(shape, at::kDouble) * spread).to(dtype);
   };
-  return make_weights(config, [&](const ExpectedTensor& tensor) {
+  return make_weights(config, [&](const TensorSpec& tensor) {
     if (tensor.shape.size() == 1) return normal(tensor.shape, 0.1) + 1;
     return normal(tensor.shape, tensor.name == "model.embed_tokens.weight" ? 1.0 : 0.2);
   });

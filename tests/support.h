@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "checkpoint/config.h"
+#include "checkpoint/weights.h"
 #include "core/json.h"
-#include "model/weights.h"
 
 namespace tapetune::test {
 

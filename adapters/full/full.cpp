@@ -6,14 +6,11 @@ namespace tapetune {
 
 namespace {
 
-void train_norms(ModelBuilder& model) {
-  for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
-    LayerWeights& layer = model.weights.layers[i];
-    const std::string name = fmt::format("model.layers.{}.", i);
-    layer.input_norm = model.train(name + "input_layernorm.weight", layer.input_norm);
-    layer.post_attention_norm = model.train(name + "post_attention_layernorm.weight", layer.post_attention_norm);
-  }
-  model.weights.norm = model.train("model.norm.weight", model.weights.norm);
+// Lets all of the base's tensors of these kinds train.
+void train_kinds(ModelBuilder& model, std::initializer_list<TensorKind> kinds) {
+  for_each_tensor(model.config, model.weights, [&](const TensorSpec& spec, at::Tensor& tensor) {
+    if (std::ranges::find(kinds, spec.kind) != kinds.end()) tensor = model.train(spec.name, tensor);
+  });
 }
 
 void train_embeddings_and_head(ModelBuilder& model, bool embeddings, bool head) {
@@ -37,15 +34,8 @@ void train_embeddings_and_head(ModelBuilder& model, bool embeddings, bool head) 
 
 void make_full(ModelBuilder& model) {
   train_embeddings_and_head(model, true, true);
-  for (std::size_t i = 0; i < model.weights.layers.size(); ++i) {
-    const auto all = linears(model.weights.layers[i]);
-    for (std::size_t p = 0; p < all.size(); ++p) {
-      const std::string name = module_name(static_cast<std::int64_t>(i), static_cast<Projection>(p));
-      all[p]->weight = model.train(name + ".weight", all[p]->weight);
-      if (all[p]->bias.defined()) all[p]->bias = model.train(name + ".bias", all[p]->bias);
-    }
-  }
-  train_norms(model);
+  train_kinds(model, {TensorKind::weight, TensorKind::bias});
+  train_kinds(model, {TensorKind::norm});
 }
 
 void train_also(ModelBuilder& model) {
@@ -61,7 +51,7 @@ void train_also(ModelBuilder& model) {
          options.train_head ? "" : " (it is tied to the embeddings)");
   }
   train_embeddings_and_head(model, options.train_embeddings, options.train_head);
-  if (options.train_norms) train_norms(model);
+  if (options.train_norms) train_kinds(model, {TensorKind::norm});
 }
 
 }  // namespace tapetune

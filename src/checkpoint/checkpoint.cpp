@@ -56,10 +56,10 @@ const StoredEncoding* encoding_of(const ModelConfig& config, const StoredTensors
 }
 
 // A tensor that nothing reads changes what the model computes elsewhere: without it, this would be another model.
-void require_claimed(const CheckpointFolder& folder, const std::vector<ExpectedTensor>& expected,
+void require_claimed(const CheckpointFolder& folder, const std::vector<TensorSpec>& expected,
                      const StoredEncoding* encoding) {
   std::set<std::string_view> known{"lm_head.weight"};  // beside tied embeddings, where it is equal
-  for (const ExpectedTensor& tensor : expected) known.insert(tensor.name);
+  for (const TensorSpec& tensor : expected) known.insert(tensor.name);
   std::vector<std::string_view> unclaimed;
   for (const auto& [name, stored] : folder.tensors) {
     const bool owned = encoding != nullptr && encoding->owns(folder.config, name);
@@ -105,32 +105,6 @@ std::int64_t rows_at_once(const std::vector<std::int64_t>& shape) {
   return std::max<std::int64_t>(1, (std::int64_t{4} << 20) / width);
 }
 
-std::vector<ExpectedTensor> expected_tensors(const ModelConfig& c) {
-  std::vector<ExpectedTensor> list;
-  const auto add = [&](const std::string& name, std::vector<std::int64_t> shape, bool bias) {
-    const std::int64_t out = shape.front();
-    list.push_back({name + ".weight", std::move(shape)});
-    if (bias) list.push_back({name + ".bias", {out}});
-  };
-  const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
-  add("model.embed_tokens", {c.vocab_size, c.hidden_size}, false);
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    const std::string layer = fmt::format("model.layers.{}.", i);
-    add(layer + "input_layernorm", {c.hidden_size}, false);
-    add(layer + "self_attn.q_proj", {queries, c.hidden_size}, c.qkv_bias);
-    add(layer + "self_attn.k_proj", {keys, c.hidden_size}, c.qkv_bias);
-    add(layer + "self_attn.v_proj", {keys, c.hidden_size}, c.qkv_bias);
-    add(layer + "self_attn.o_proj", {c.hidden_size, queries}, c.output_bias);
-    add(layer + "post_attention_layernorm", {c.hidden_size}, false);
-    add(layer + "mlp.gate_proj", {c.intermediate_size, c.hidden_size}, c.mlp_bias);
-    add(layer + "mlp.up_proj", {c.intermediate_size, c.hidden_size}, c.mlp_bias);
-    add(layer + "mlp.down_proj", {c.hidden_size, c.intermediate_size}, c.mlp_bias);
-  }
-  add("model.norm", {c.hidden_size}, false);
-  if (!c.tied_embeddings) add("lm_head", {c.vocab_size, c.hidden_size}, false);
-  return list;
-}
-
 Checkpoint Checkpoint::open(const std::filesystem::path& folder, std::span<const StoredEncoding> encodings) {
   Checkpoint checkpoint;
   checkpoint.folder_ = CheckpointFolder::open(folder);
@@ -148,8 +122,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder, std::span<const
          folder.string());
     config.tied_embeddings = false;
   }
-  const std::vector<ExpectedTensor> all = expected_tensors(config);
-  for (const ExpectedTensor& expected : all) {
+  const std::vector<TensorSpec> all = tensor_specs(config);
+  for (const TensorSpec& expected : all) {
     const auto found = checkpoint.stored().find(expected.name);
     if (found == checkpoint.stored().end()) {
       fail("checkpoint", "{}: tensor {} {} is missing; the shards are incomplete or of another model.", folder.string(),
@@ -204,6 +178,11 @@ at::Tensor Checkpoint::tensor(std::string_view name) const {
   const auto found = stored().find(name);
   if (found == stored().end()) fail("checkpoint", "{}: has no tensor {}.", path().string(), name);
   return tensor_from(found->second);
+}
+
+LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device) {
+  return make_weights(checkpoint.config(),
+                      [&](const TensorSpec& spec) { return checkpoint.tensor(spec.name).to(device); });
 }
 
 }  // namespace tapetune

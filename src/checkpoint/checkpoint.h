@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/weights.h"
 
 namespace tapetune {
 
@@ -21,14 +22,6 @@ at::Tensor tensor_from(const StoredTensor& stored);
 at::Tensor rows_from(const StoredTensor& stored, std::int64_t begin, std::int64_t count);
 // How many of them make a good piece: about four million numbers.
 std::int64_t rows_at_once(const std::vector<std::int64_t>& shape);
-
-struct ExpectedTensor {
-  std::string name;
-  std::vector<std::int64_t> shape;
-};
-
-// The tensors that a checkpoint with this config must have, in the model's order.
-std::vector<ExpectedTensor> expected_tensors(const ModelConfig& config);
 
 // A position encoding that stores tensors beside those of the architecture.
 struct StoredEncoding {
@@ -63,5 +56,8 @@ class Checkpoint {
  private:
   CheckpointFolder folder_;
 };
+
+// On the CPU the weights stay mapped; a GPU gets a copy, tensor by tensor.
+LlamaWeights map_weights(const Checkpoint& checkpoint, at::Device device = at::kCPU);
 
 }  // namespace tapetune

@@ -34,7 +34,7 @@ void add_convert(CLI::App& app) {
            options->model);
     }
     std::vector<PlannedTensor> plan;
-    for (const ExpectedTensor& expected : expected_tensors(checkpoint.config())) {
+    for (const TensorSpec& expected : tensor_specs(checkpoint.config())) {
       const TensorEntry& entry = checkpoint.stored().find(expected.name)->second.entry;
       const at::ScalarType stored = dtype_from_safetensors(entry.dtype).value();
       plan.push_back(

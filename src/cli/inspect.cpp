@@ -45,18 +45,27 @@ Json describe_adapter(const AdaptedModel& adapted) {
   return root;
 }
 
+const char* part_of(const TensorSpec& tensor) {
+  switch (tensor.kind) {
+    case TensorKind::embedding:
+      return "embeddings";
+    case TensorKind::norm:
+      return "norms";
+    case TensorKind::head:
+      return "head";
+    default:
+      return tensor.projection <= Projection::o ? "attention" : "mlp";
+  }
+}
+
 Json describe(const Checkpoint& checkpoint) {
   const ModelConfig& c = checkpoint.config();
   std::map<std::string, std::uint64_t> by_dtype, by_part;
   std::uint64_t parameters = 0;
-  for (const ExpectedTensor& expected : expected_tensors(c)) {
+  for (const TensorSpec& expected : tensor_specs(c)) {
     const TensorEntry& entry = checkpoint.stored().find(expected.name)->second.entry;
     const auto count = static_cast<std::uint64_t>(elements(entry));
-    const char* part = expected.name.find("embed_tokens") != std::string::npos ? "embeddings"
-                       : expected.name == "lm_head.weight"                     ? "head"
-                       : expected.name.find("norm") != std::string::npos       ? "norms"
-                       : expected.name.find("self_attn") != std::string::npos  ? "attention"
-                                                                               : "mlp";
+    const char* part = part_of(expected);
     by_part[part] += count;
     by_dtype[entry.dtype] += count;
     parameters += count;

@@ -55,7 +55,7 @@ at::Tensor halves_from_neighbours(const at::Tensor& rows, std::int64_t heads) {
   return rows.view({heads, half, 2, -1}).transpose(1, 2).reshape(rows.sizes());
 }
 
-const StoredBlocks& find(const File& file, const ExpectedTensor& expected) {
+const StoredBlocks& find(const File& file, const TensorSpec& expected) {
   const std::string name = tensor_name(expected.name);
   const StoredBlocks* stored = file.tensor(name);
   if (stored == nullptr) {
@@ -70,9 +70,9 @@ const StoredBlocks& find(const File& file, const ExpectedTensor& expected) {
 }
 
 // A tensor that we do not know changes what the model computes; leaving it out would give another model.
-void refuse_others(const File& file, const std::vector<ExpectedTensor>& expected) {
+void refuse_others(const File& file, const std::vector<TensorSpec>& expected) {
   std::set<std::string> known{rope_factors_name};
-  for (const ExpectedTensor& tensor : expected) known.insert(tensor_name(tensor.name));
+  for (const TensorSpec& tensor : expected) known.insert(tensor_name(tensor.name));
   for (const auto& [name, stored] : file.tensors()) {
     if (!known.contains(name)) {
       fail("gguf", "{}: has a tensor {}, which no plain model of this architecture has; tapetune cannot import it.",
@@ -94,14 +94,14 @@ at::Tensor narrowed(const at::Tensor& tensor, at::ScalarType dtype, const std::s
 void import_gguf(const fs::path& path, const fs::path& folder, const ImportOptions& options) {
   const File file = File::open(path);
   const ModelConfig config = read_settings(file);
-  const std::vector<ExpectedTensor> expected = expected_tensors(config);
+  const std::vector<TensorSpec> expected = tensor_specs(config);
   bool quantised = false;
-  for (const ExpectedTensor& tensor : expected) quantised |= !plain_dtype(find(file, tensor).format->type);
+  for (const TensorSpec& tensor : expected) quantised |= !plain_dtype(find(file, tensor).format->type);
   refuse_others(file, expected);
 
   std::vector<PlannedTensor> plan;
   std::map<std::string, const StoredBlocks*> sources;
-  for (const ExpectedTensor& tensor : expected) {
+  for (const TensorSpec& tensor : expected) {
     const StoredBlocks& stored = find(file, tensor);
     const at::ScalarType natural = quantised ? at::kFloat : plain_dtype(stored.format->type).value();
     plan.push_back({tensor.name, options.dtype.value_or(natural), tensor.shape});

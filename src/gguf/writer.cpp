@@ -42,7 +42,7 @@ const BlockFormat& format_for(const std::vector<std::int64_t>& shape, TensorType
 
 std::vector<Planned> plan_tensors(const ModelConfig& config, TensorType type) {
   std::vector<Planned> plan;
-  for (const ExpectedTensor& tensor : expected_tensors(config)) {
+  for (const TensorSpec& tensor : tensor_specs(config)) {
     plan.push_back({tensor.name, tensor_name(tensor.name), tensor.shape, &format_for(tensor.shape, type)});
   }
   if (config.rope.type == RopeType::llama3) {

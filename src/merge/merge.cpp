@@ -163,7 +163,7 @@ MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
 Merged::Merged(const MergeInput& input, std::optional<at::ScalarType> dtype)
     : base_(input.base), base_tied_(input.config.tied_embeddings) {
   // Names, shapes and settings come from the method itself, on weights without numbers.
-  const LlamaWeights shapes = make_weights(input.config, [](const ExpectedTensor& tensor) {
+  const LlamaWeights shapes = make_weights(input.config, [](const TensorSpec& tensor) {
     return at::empty(tensor.shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
   });
   const AdaptedModel adapted = adapt(input.config, shapes, input.method, at::kFloat);
@@ -221,7 +221,7 @@ void Merged::plan(const MergeInput& input, std::optional<at::ScalarType> dtype) 
     plan_.push_back({name, dtype.value_or(stored), shape});
     sources_.emplace(name, std::move(source));
   };
-  for (const ExpectedTensor& tensor : expected_tensors(config_)) add(tensor.name, tensor.shape);
+  for (const TensorSpec& tensor : tensor_specs(config_)) add(tensor.name, tensor.shape);
   for (const auto& [name, stored] : trained_) {
     if (stored_tape.owns(config_, name)) add(name, stored.entry.shape);
   }

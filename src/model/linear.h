@@ -6,14 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/weights.h"
+
 namespace tapetune {
-
-enum class Projection { q, k, v, o, gate, up, down, head };
-
-struct Linear {
-  at::Tensor weight;  // [out, in], in the file's dtype and mapped
-  at::Tensor bias;    // [out], or undefined
-};
 
 // LoRA matrices: scale * b a x, added to a projection's output; undefined: nothing is.
 struct LoraWeights {

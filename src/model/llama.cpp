@@ -147,15 +147,11 @@ SequenceCache Llama::make_cache(std::int64_t capacity) const {
 }
 
 std::vector<at::Tensor> Llama::trained_in(std::int64_t index) const {
-  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(index)];
   std::vector<at::Tensor> all = seams_.linear->trained(index);
   const std::vector<at::Tensor> position = seams_.position->trained(index);
   all.insert(all.end(), position.begin(), position.end());
-  for (const at::Tensor& norm : {w.input_norm, w.post_attention_norm}) all.push_back(norm);
-  for (const Linear* linear : linears(w)) {
-    all.push_back(linear->weight);
-    all.push_back(linear->bias);
-  }
+  LayerWeights w = weights_.layers[static_cast<std::size_t>(index)];  // handles
+  for_each_tensor(config_, index, w, [&](const TensorSpec&, at::Tensor& tensor) { all.push_back(tensor); });
   std::erase_if(all, [](const at::Tensor& t) { return !t.defined() || !t.requires_grad(); });
   return all;
 }

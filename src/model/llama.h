@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "model/attention.h"
 #include "model/parallel.h"
 #include "model/seams.h"
-#include "model/weights.h"
 
 namespace tapetune {
 

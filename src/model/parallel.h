@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-#include "model/weights.h"
+#include "checkpoint/weights.h"
 
 namespace tapetune {
 

@@ -44,7 +44,7 @@ MetaModel meta_model(const Recipe& recipe) {
   base.dtype = recipe.dtype != "auto"           ? dtype_from_word(recipe.dtype).value()
                : narrow && !cpu_has_fast_bf16() ? at::kFloat
                                                 : stored;
-  base.weights = make_weights(base.config, [&](const ExpectedTensor& tensor) {
+  base.weights = make_weights(base.config, [&](const TensorSpec& tensor) {
     return at::empty(tensor.shape, at::TensorOptions().dtype(stored).device(at::kMeta));
   });
   return base;

@@ -1,7 +1,7 @@
 // The model of a recipe on the meta device.
 #pragma once
 
-#include "model/weights.h"
+#include "checkpoint/weights.h"
 #include "recipe/recipe.h"
 
 namespace tapetune {
