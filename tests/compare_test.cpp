@@ -497,7 +497,12 @@ TEST_CASE("the page has a heat map of retrieval where it was measured, and says 
   CHECK_THAT(page,
              Contains("<b>&lt;lora&gt;</b> has the lowest perplexity of the trained models, 4.500; the base model "
                       "(context 16) has 400.0."));
+  CHECK_THAT(page, !Contains("than every trained model"));  // at 64 tokens the base model is worse
   CHECK_THAT(page, Contains("<td><b>4.000</b>") && Contains("<td>400.0*</td>"));
+  comparison.entries[0].perplexity[0][1].perplexity = 4.4;
+  CHECK_THAT(report_page(comparison),
+             Contains("The base model has a lower perplexity than every trained model at every context."));
+  comparison.entries[0].perplexity[0][1].perplexity = 400.0;
   CHECK_THAT(page, Contains("4 trials per cell"));
   CHECK_THAT(page, Contains("Passkey retrieval") && Contains("depth (%) 100, context (tokens) 16: 25%"));
   CHECK(chart_files(comparison).size() == 6);

@@ -514,6 +514,7 @@ TEST_CASE("merge: a checkpoint of a finished run is not called unfinished") {
   fs::copy(finished / "adapter", checkpoint);
   REQUIRE(run({"merge", checkpoint.string(), "--out", bench.out().string()}).exit == 0);
   CHECK_THAT(card("README.md"), Contains("| step 1 of 1 |") && !Contains("unfinished"));
+  CHECK_THAT(card("README.md"), Contains("| training | 1 step of "));
   CHECK(from_text(card("tapetune_provenance.json"))["step"] == 1);
   CHECK_FALSE(from_text(card("tapetune_provenance.json")).contains("unfinished_at_step"));
   fs::remove_all(finished / "adapter");

@@ -87,7 +87,7 @@ def main():
         while count < wanted:
             documents.append(village(habits, source))
             count += 3 * PEOPLE
-            bar(min(count, wanted), wanted, name)
+            bar(min(count, wanted), wanted, f"{name}.txt")
         write(options.out / f"{name}.txt", "\n".join(documents) + "\n")
 
 

@@ -116,7 +116,9 @@ void Progress::advance(std::uint64_t amount, std::string note) {
 }
 
 void Progress::print(bool last) {
+  if (last && !terminal_ && printed_done_ == state_.done) return;  // that line is there already
   shown_ = true;
+  printed_done_ = state_.done;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   state_.rate = seconds > 0 ? (state_.done - already_) / seconds : 0;
   const std::string line = terminal_ ? "\r\033[K" + progress_bar(state_, terminal_columns()) : progress_text(state_);

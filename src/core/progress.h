@@ -39,6 +39,7 @@ class Progress {
   double already_;
   bool terminal_;
   bool shown_ = false;
+  double printed_done_ = -1;  // the amount that the last line told
   std::chrono::steady_clock::time_point start_;
   std::chrono::steady_clock::time_point printed_;
 };

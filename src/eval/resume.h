@@ -109,8 +109,8 @@ auto finish(Run& run, const ResumeFile& resume_file = {}) {
       write_resume_file(resume_file.file, Run::kind, resume_file.who, run.state());
     saved = Clock::now();
   };
-  Progress progress(std::string(Run::kind), static_cast<std::uint64_t>(run.total() - run.done()),
-                    std::string(Run::unit));
+  Progress progress(std::string(Run::kind), static_cast<std::uint64_t>(run.total()), std::string(Run::unit),
+                    static_cast<std::uint64_t>(run.done()));
   try {
     while (run.done() < run.total()) {
       const std::int64_t before = run.done();

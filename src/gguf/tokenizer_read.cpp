@@ -208,6 +208,8 @@ std::string tokenizer_config(const File& file, const ModelConfig& config, const 
   json["add_bos_token"] = special.add_bos;
   json["add_eos_token"] = special.add_eos;
   json["clean_up_tokenization_spaces"] = false;
+  // transformers 4 would return token_type_ids as well, which no Llama takes.
+  json["model_input_names"] = {"input_ids", "attention_mask"};
   json["model_max_length"] = config.context;
   if (const auto chat = file.text("tokenizer.chat_template")) json["chat_template"] = replace_invalid_utf8(*chat);
   return to_text(json, 2) + "\n";

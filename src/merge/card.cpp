@@ -1,5 +1,6 @@
 #include "merge/card.h"
 
+#include "core/digits.h"
 #include "core/file.h"
 #include "core/json.h"
 #include "core/markdown.h"
@@ -56,6 +57,9 @@ std::string facts(const Origin& origin, const ModelConfig& config) {
     row("trained on other weights", markdown_code(origin.trained_hash));
   }
   row("method", markdown_code(settings_of(origin.method)));
+  if (origin.steps > 0) {
+    row("training", fmt::format("{} of {} x {} tokens", counted(origin.steps, "step"), origin.batch, origin.context));
+  }
   if (origin.step) {
     row("checkpoint",
         fmt::format("step {} of {}{}", *origin.step, origin.steps, origin.finished ? "" : ", of an unfinished run"));
@@ -156,8 +160,18 @@ std::string adapter_card(const Origin& origin, const ModelConfig& config, const 
   return text;
 }
 
-void raise_max_length(const ModelConfig& config, const fs::path& tokenizer, std::map<std::string, std::string>& files) {
+void complete_tokenizer(const ModelConfig& config, const fs::path& tokenizer,
+                        std::map<std::string, std::string>& files) {
   constexpr const char* key = "model_max_length";
+  std::error_code status;
+  if (!tokenizer.empty() && fs::exists(tokenizer / "tokenizer.json", status) &&
+      !fs::exists(tokenizer / "tokenizer_config.json", status)) {
+    // transformers 4 would choose a class by the model's type, which adds tokens of its own.
+    const Json plain{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                     {"model_input_names", {"input_ids", "attention_mask"}}};
+    files["tokenizer_config.json"] = to_text(plain, 2) + "\n";
+    return;
+  }
   Json json = tokenizer_settings(tokenizer);
   if (!json.contains(key) || !json[key].is_number()) return;
   if (json[key].get<double>() >= static_cast<double>(config.longest_context())) return;

@@ -20,10 +20,11 @@ struct Origin {
   std::string trained_hash;  // of the base model during training; empty: unknown
   std::int64_t base_context = 0;
   RopeConfig base_rope;
-  std::optional<std::int64_t> step;  // of a checkpoint; none: the run's result
-  std::int64_t steps = 0;            // of the whole run
-  bool finished = false;             // the run has a result
-  std::string recipe;                // the run's recipe.yaml; empty for an adapter without a run
+  std::optional<std::int64_t> step;     // of a checkpoint; none: the run's result
+  std::int64_t steps = 0;               // of the whole run
+  bool finished = false;                // the run has a result
+  std::string recipe;                   // the run's recipe.yaml; empty for an adapter without a run
+  std::int64_t batch = 0, context = 0;  // of its training
 };
 
 // tapetune_provenance.json.
@@ -34,9 +35,10 @@ std::string model_card(const Origin& origin, const ModelConfig& config, const st
 std::string adapter_card(const Origin& origin, const ModelConfig& config, const std::filesystem::path& folder);
 
 // Adds tokenizer_config.json of the folder `tokenizer` with its model_max_length raised to the model's context, where
-// it is below; transformers would warn of longer texts and truncate them there.
-void raise_max_length(const ModelConfig& config, const std::filesystem::path& tokenizer,
-                      std::map<std::string, std::string>& files);
+// it is below (transformers would warn of longer texts and truncate them there), and a plain one where a tokenizer.json
+// has none.
+void complete_tokenizer(const ModelConfig& config, const std::filesystem::path& tokenizer,
+                        std::map<std::string, std::string>& files);
 
 // Adds the Python files with which transformers runs TAPE, and the keys of config.json that refer to them.
 // `tokenizer`: the folder that the tokenizer comes from.

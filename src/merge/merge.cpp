@@ -103,6 +103,8 @@ Origin origin_of(const MergeInput& input, const MergeOptions& options, const std
   if (input.recipe) {
     std::error_code status;
     origin.steps = input.recipe->steps;
+    origin.batch = input.recipe->batch;
+    origin.context = input.recipe->context;
     origin.finished = fs::is_directory(input.folder / "adapter", status);
     origin.trained_hash = input.recipe->model_hash;
     origin.recipe = read_text(input.folder / "recipe.yaml");
@@ -332,7 +334,7 @@ void merge(const MergeInput& input, const MergeOptions& options) {
   write.complete = [&](std::map<std::string, std::string>& files) {
     const Origin origin = origin_of(input, options, base_hash.get());
     if (input.method.method == "tape") add_tape_files(merged.config(), input.method, input.carry_from, files);
-    raise_max_length(merged.config(), input.carry_from, files);
+    complete_tokenizer(merged.config(), input.carry_from, files);
     files["tapetune_provenance.json"] = provenance(origin, "a merged model");
     files["README.md"] = model_card(origin, merged.config(), options.out);
   };

@@ -472,7 +472,9 @@ class Measurements {
       const std::string name = fmt::format("{}.text-{}.{}", file_name(target.name()), t + 1, context);
       const auto run = [&] {
         check_interrupted();
-        say("[compare] {}: perplexity at {} tokens", target.name(), context);
+        const auto at = static_cast<std::size_t>(&context - contexts_.data());
+        say("[compare] {}: perplexity at {} tokens (context {} of {})", target.name(), context, at + 1,
+            contexts_.size());
         PerplexityRun sums(target.model().model, texts_[t].range, settings);
         const ResumeFile resume_file{cache_.sums(name, key), target.name(), &world_};
         resume(sums, resume_file);

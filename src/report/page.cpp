@@ -129,9 +129,18 @@ std::string findings(const Comparison& c) {
       value(best, at), c.base_config.longest_context(), value(c.entries[0], at));
   if (last != at) {
     const Entry& furthest = best_entry(c, last);
-    text += fmt::format(" At {} tokens{}, <b>{}</b> has the lowest, {}; the base model has {}.", c.contexts[last],
-                        c.contexts[last] > c.trained_context ? ", longer than the training context" : "",
-                        escaped(furthest.name), value(furthest, last), value(c.entries[0], last));
+    text +=
+        fmt::format(" At {} tokens{}, <b>{}</b> has the lowest of them, {}; the base model has {}.", c.contexts[last],
+                    c.contexts[last] > c.trained_context ? ", longer than the training context" : "",
+                    escaped(furthest.name), value(furthest, last), value(c.entries[0], last));
+  }
+  const auto base_is_best = [&](std::size_t context) {
+    return c.entries[0].perplexity[0][context].perplexity < best_entry(c, context).perplexity[0][context].perplexity;
+  };
+  std::size_t better = 0;
+  while (better < c.contexts.size() && base_is_best(better)) ++better;
+  if (better == c.contexts.size()) {
+    text += " <b>The base model has a lower perplexity than every trained model at every context.</b>";
   }
   return text;
 }

@@ -186,9 +186,12 @@ class Trainer {
       saved = step_;
       say(fmt::format("saved step {}, loss {:.4f}", step_, loss_));
     };
-    const auto evaluate_if_due = [&] {
+    const auto evaluation_is_due = [&] {
       const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
-      if (!due || evaluated_ == step_) return;
+      return due && evaluated_ != step_;
+    };
+    const auto evaluate_if_due = [&] {
+      if (!evaluation_is_due()) return;
       const double held_out = evaluate();
       if (!std::isfinite(held_out)) fail_not_finite(step_, "the held-out loss");
       if (log) {
@@ -237,10 +240,14 @@ class Trainer {
           log->events.scalar("grad_norm", step_, norm);
           log->events.scalar("tokens_per_s", step_, static_cast<double>(tokens) / seconds);
         }
-        evaluate_if_due();
+        const std::string told = fmt::format("step {}/{}  loss {:.4f}", step_, recipe_.steps, loss_);
+        progress.advance(static_cast<std::uint64_t>(tokens), told);
+        if (evaluation_is_due()) {
+          progress.begin("evaluating");
+          evaluate_if_due();
+          progress.begin(told);
+        }
         if (log) log->events.flush();
-        progress.advance(static_cast<std::uint64_t>(tokens),
-                         fmt::format("step {}/{}  loss {:.4f}", step_, recipe_.steps, loss_));
         if (alone) check_interrupted();
         if (stop_) throw Interrupted("");
         if (recipe_.save_every > 0 && step_ % recipe_.save_every == 0 && step_ < recipe_.steps) {

@@ -19,6 +19,8 @@ MERGES = {
     for method in ("lora", "tape")
     for scaling in ("linear", "yarn")
 }
+BARE = "lora-without-tokenizer_config"  # whose base has a tokenizer.json alone
+MERGES[BARE] = MERGES["lora-linear"]
 # Runs the lines of each card in the folder that holds the model, as somebody would who copies them.
 RUN = """
 import json, os, sys
@@ -31,10 +33,11 @@ for name, (folder, lines, prompt) in json.load(sys.stdin).items():
     os.chdir(folder)
     found = {}
     exec(lines, found)
-    ids = found["tokenizer"](prompt, return_tensors="pt").input_ids
+    inputs = found["tokenizer"](prompt, return_tensors="pt")
+    ids = inputs.input_ids
     logits = found["model"].eval()(ids, use_cache=False).logits[0]
     longest = min(found["tokenizer"].model_max_length, 10**9)
-    answers[name] = {"ids": ids[0].tolist(), "logits": logits.tolist(), "longest": longest}
+    answers[name] = {"ids": ids[0].tolist(), "logits": logits.tolist(), "longest": longest, "inputs": sorted(inputs)}
 print(json.dumps(answers))
 """
 
@@ -59,6 +62,8 @@ def cards(tapetune, tmp_path_factory):
         folder = tmp_path_factory.mktemp(name)
         base = tiny.Case("llama", "gqa", False, "nobias", "default", 2).save(folder / "base")
         save_tokenizer(base, named=number % 2 == 0 or method == "lora")
+        if name == BARE:
+            (base / "tokenizer_config.json").unlink()
         tapetune("adapter", base, "--method", method, *words.split(), "--seed", 3, "--out", folder / "adapter")
         tapetune("merge", folder / "adapter", "--model", base, "--out", folder / "merged")
         card = (folder / "merged" / "README.md").read_text()
@@ -109,6 +114,9 @@ def test_the_lines_of_a_card_run(version, cards, tapetune):
     for name, answer in answers.items():
         folder, _ = cards[name]
         assert answer["ids"] == ids, f"{name}: the tokenizer gives other ids"
-        assert answer["longest"] == FACTOR * tiny.ORIGINAL, f"{name}: model_max_length is {answer['longest']}"
+        if name == BARE:
+            assert answer["inputs"] == ["attention_mask", "input_ids"], f"{name}: a Llama takes none of the others"
+        else:
+            assert answer["longest"] == FACTOR * tiny.ORIGINAL, f"{name}: model_max_length is {answer['longest']}"
         ours = tapetune.logits(folder / "base", ids, "--adapter", folder / "adapter", "--dtype", "f32")["logits"]
         peer.assert_close(torch.tensor(answer["logits"]), ours, 1e-4, f"{name} in transformers {version}")

@@ -291,6 +291,8 @@ def test_sentencepiece_ids(name, stories260k, tapetune, tmp_path, shared):
             shutil.copy(folder / file, model)
     tapetune("export", model, "--gguf", "f16", "--out", tmp_path / "m.gguf")
     tapetune("import", tmp_path / "m.gguf", "--out", tmp_path / "back")
+    settings = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"], "transformers 4 adds token_type_ids"
     lines = [text.encode("utf8", errors="surrogatepass") for text in HARD] + INVALID
     for source in SOURCES:
         lines += shared("data", *source).read_bytes().split(b"\n")[::97]
