@@ -14,8 +14,7 @@ namespace {
 
 std::vector<PlannedTensor> plan_of(const Checkpoint& checkpoint, at::ScalarType dtype) {
   std::vector<PlannedTensor> plan;
-  for (const TensorSpec& tensor : tensor_specs(checkpoint.config()))
-    plan.push_back({tensor.name, dtype, tensor.shape});
+  for (const TensorSpec& tensor : tensor_specs(checkpoint.config())) plan.push_back({tensor.name, dtype, tensor.shape});
   return plan;
 }
 
