@@ -118,6 +118,8 @@ TEST_CASE("config.json's position must be an object with a type") {
   CHECK_THAT(error(), Contains("position.type is missing; it names the position encoding"));
   model.position(R"({"type": 7})");
   CHECK_THAT(error(), Contains("position.type"));
+  model.position(R"({"type": "rope", "scale": 2})");
+  CHECK_THAT(error(), Contains("position takes no options for rope, but is {\"type\":\"rope\",\"scale\":2}"));
   model.position(R"({"type": "rope"})");
   CHECK(error() == "no error");
 }

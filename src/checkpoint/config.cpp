@@ -260,6 +260,7 @@ std::string read_position(const Reader& reader, std::string_view where) {
   const Reader fields(*position, where, "position.");
   const std::string type = fields.text("type");
   if (type.empty()) fields.missing("type", "it names the position encoding");
+  if (type == "rope" && position->size() > 1) reader.bad("position", "takes no options for rope", *position);
   return type;
 }
 
