@@ -17,13 +17,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
+void add_tensors(const fs::path& folder, const std::map<std::string, at::Tensor>& added) {
+  std::map<std::string, at::Tensor> all = load_tensors(folder / "model.safetensors");
+  for (auto& [name, value] : all) value = value.clone();  // the file that they are mapped from goes
+  all.insert(added.begin(), added.end());
+  save_safetensors(folder / "model.safetensors", all, true, {{"format", "pt"}});
+}
+
 struct Model : TinyModel {
-  void add(const std::string& name, const at::Tensor& tensor) const {
-    std::map<std::string, at::Tensor> all = load_tensors(*this / "model.safetensors");
-    for (auto& [other, value] : all) value = value.clone();  // the file that they are mapped from goes
-    all[name] = tensor;
-    save_safetensors(*this / "model.safetensors", all, true, {{"format", "pt"}});
-  }
+  void add(const std::string& name, const at::Tensor& tensor) const { add_tensors(path(), {{name, tensor}}); }
   void position(const std::string& json) const {
     Json config = from_text(read_file(*this / "config.json"));
     config["position"] = from_text(json);
@@ -167,11 +169,9 @@ TEST_CASE("a merged TAPE says in config.json what its position encoding is, and 
 TEST_CASE("an ablation's tensors are not taken for TAPE's") {
   const Model model;
   const fs::path merged = model.merged_tape();
-  std::map<std::string, at::Tensor> all = load_tensors(merged / "model.safetensors");
-  for (auto& [name, value] : all) value = value.clone();
-  all["model.layers.0.pe.up_projs.1.weight"] = at::ones({16, 2});
-  all["model.layers.2.pe.up_proj.weight"] = at::ones({16, 2});  // there are two layers, 0 and 1
-  save_safetensors(merged / "model.safetensors", all, true, {{"format", "pt"}});
+  // There are two layers, 0 and 1.
+  add_tensors(merged, {{"model.layers.0.pe.up_projs.1.weight", at::ones({16, 2})},
+                       {"model.layers.2.pe.up_proj.weight", at::ones({16, 2})}});
   CHECK_THAT(error_of([&] { open_checkpoint(merged); }),
              Contains("model.layers.0.pe.up_projs.1.weight (and 1 more) is not part of"));
 }

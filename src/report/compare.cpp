@@ -459,7 +459,8 @@ class Measurements {
  private:
   std::vector<ContextPerplexity> perplexity(EvalTarget& target, std::size_t t) const {
     std::vector<ContextPerplexity> rows;
-    for (const std::int64_t context : contexts_) {
+    for (std::size_t i = 0; i < contexts_.size(); ++i) {
+      const std::int64_t context = contexts_[i];
       PerplexityOptions settings;
       settings.protocol = options_.plan.protocol;
       settings.stride = options_.plan.stride;
@@ -472,8 +473,7 @@ class Measurements {
       const std::string name = fmt::format("{}.text-{}.{}", file_name(target.name()), t + 1, context);
       const auto run = [&] {
         check_interrupted();
-        const auto at = static_cast<std::size_t>(&context - contexts_.data());
-        say("[compare] {}: perplexity at {} tokens (context {} of {})", target.name(), context, at + 1,
+        say("[compare] {}: perplexity at {} tokens (context {} of {})", target.name(), context, i + 1,
             contexts_.size());
         PerplexityRun sums(target.model().model, texts_[t].range, settings);
         const ResumeFile resume_file{cache_.sums(name, key), target.name(), &world_};

@@ -134,12 +134,11 @@ std::string findings(const Comparison& c) {
                     c.contexts[last] > c.trained_context ? ", longer than the training context" : "",
                     escaped(furthest.name), value(furthest, last), value(c.entries[0], last));
   }
-  const auto base_is_best = [&](std::size_t context) {
-    return c.entries[0].perplexity[0][context].perplexity < best_entry(c, context).perplexity[0][context].perplexity;
-  };
-  std::size_t better = 0;
-  while (better < c.contexts.size() && base_is_best(better)) ++better;
-  if (better == c.contexts.size()) {
+  bool base_is_best = true;
+  for (std::size_t i = 0; i < c.contexts.size(); ++i) {
+    base_is_best &= c.entries[0].perplexity[0][i].perplexity < best_entry(c, i).perplexity[0][i].perplexity;
+  }
+  if (base_is_best) {
     text += " <b>The base model has a lower perplexity than every trained model at every context.</b>";
   }
   return text;

@@ -186,12 +186,11 @@ class Trainer {
       saved = step_;
       say(fmt::format("saved step {}, loss {:.4f}", step_, loss_));
     };
-    const auto evaluation_is_due = [&] {
-      const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
-      return due && evaluated_ != step_;
-    };
+    const auto step_note = [&] { return fmt::format("step {}/{}  loss {:.4f}", step_, recipe_.steps, loss_); };
     const auto evaluate_if_due = [&] {
-      if (!evaluation_is_due()) return;
+      const bool due = recipe_.eval_every > 0 && (step_ % recipe_.eval_every == 0 || step_ == recipe_.steps);
+      if (!due || evaluated_ == step_) return;
+      progress.begin("evaluating");
       const double held_out = evaluate();
       if (!std::isfinite(held_out)) fail_not_finite(step_, "the held-out loss");
       if (log) {
@@ -200,6 +199,7 @@ class Trainer {
       }
       say(fmt::format("step {}: held-out loss {:.4f}", step_, held_out));
       evaluated_ = step_;
+      progress.begin(step_note());
     };
     result.first_step_at = monotonic_seconds();
     try {
@@ -240,13 +240,8 @@ class Trainer {
           log->events.scalar("grad_norm", step_, norm);
           log->events.scalar("tokens_per_s", step_, static_cast<double>(tokens) / seconds);
         }
-        const std::string told = fmt::format("step {}/{}  loss {:.4f}", step_, recipe_.steps, loss_);
-        progress.advance(static_cast<std::uint64_t>(tokens), told);
-        if (evaluation_is_due()) {
-          progress.begin("evaluating");
-          evaluate_if_due();
-          progress.begin(told);
-        }
+        progress.advance(static_cast<std::uint64_t>(tokens), step_note());
+        evaluate_if_due();
         if (log) log->events.flush();
         if (alone) check_interrupted();
         if (stop_) throw Interrupted("");
