@@ -104,39 +104,29 @@ std::string module_name(std::int64_t layer, Projection which) {
   return fmt::format("model.layers.{}.{}.{}_proj", layer, mlp ? "mlp" : "self_attn", projection_name(which));
 }
 
-std::string_view group_of(const Parameter& parameter) {
-  const std::string& name = parameter.name;
-  const auto has = [&](std::string_view word) { return name.find(word) != std::string::npos; };
-  if (name == "model.embed_tokens.weight") return "embeddings";
-  if (name == "lm_head.weight") return "head";
-  if (name.ends_with("norm.weight")) return "norms";
-  if (has(".lora_")) return "low-rank";
-  if (has(".post_attention_linear")) return "attention mixing";
-  return has(".pe.") ? "position" : "weights";
-}
-
-at::Tensor ModelBuilder::train(const std::string& name, const at::Tensor& start) {
+at::Tensor ModelBuilder::train(const std::string& name, const at::Tensor& start, Owner owner, std::string_view group) {
   at::Tensor value = start.detach()
                          .to(trained_options.device(), c10::typeMetaToScalarType(trained_options.dtype()),
                              /*non_blocking=*/false, /*copy=*/true)
                          .contiguous();
   value.requires_grad_(true);
-  parameters.push_back({name, value});
+  components.parameters.push_back({name, value, group, owner});
   return value;
 }
 
 AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
                    at::ScalarType dtype, std::uint64_t seed, std::optional<at::Device> device) {
   const Method& method = find_method(options.method);
-  ModelBuilder model{options, config, weights, {}, {}, {}, at::make_generator<at::CPUGeneratorImpl>(seed), {}};
+  ModelBuilder model{options, config, weights, {}, {}, at::make_generator<at::CPUGeneratorImpl>(seed), {}};
   model.trained_options =
       weights.embedding.options().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad(false);
   if (device) model.trained_options = model.trained_options.device(*device);
   set_rotary(options, model.config);
   method.make(model);
   train_also(model);
-  return {Llama(std::move(model.config), std::move(model.weights), dtype, std::move(model.seams)),
-          std::move(model.parameters), options, std::move(model.notes)};
+  std::vector<Parameter> parameters = model.components.parameters;
+  return {Llama(std::move(model.config), std::move(model.weights), dtype, std::move(model.components)),
+          std::move(parameters), options, std::move(model.notes)};
 }
 
 }  // namespace tapetune

@@ -1,4 +1,5 @@
-// A method: what it puts at the model's seams (src/model/seams.h), what it trains, and what that is called on disk.
+// A method: the components that it adapts a model by (src/model/components.h), what it trains, and what that is called
+// on disk.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -15,30 +16,19 @@
 
 namespace tapetune {
 
-// A trained tensor under the name that Hugging Face and PEFT would give it:
-// model.layers.0.self_attn.q_proj.lora_A.weight.
-struct Parameter {
-  std::string name;
-  at::Tensor value;
-};
-
 // A model in the making: a method changes what it needs to.
 struct ModelBuilder {
   const MethodOptions& options;
   ModelConfig config;
   LlamaWeights weights;
-  Seams seams;
-  std::vector<Parameter> parameters;
+  Components components;
   std::vector<std::string> notes;  // what the user should know
   at::Generator generator;         // for starting values
 
   // A trained tensor with a start of its own, f32 or f64 on the model's device, entered among the parameters.
-  at::Tensor train(const std::string& name, const at::Tensor& start);
+  at::Tensor train(const std::string& name, const at::Tensor& start, Owner owner, std::string_view group);
   at::TensorOptions trained_options;
 };
-
-// The group of a trained tensor: embeddings, head, norms, low-rank, position, attention mixing or weights.
-std::string_view group_of(const Parameter& parameter);
 
 struct Method {
   std::string_view name;

@@ -10,7 +10,7 @@
 
 #include "checkpoint/config.h"
 #include "core/json.h"
-#include "model/seams.h"
+#include "model/components.h"
 
 namespace tapetune {
 

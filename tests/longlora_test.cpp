@@ -34,12 +34,12 @@ AdaptedModel longlora(const std::vector<std::string>& words, at::ScalarType dtyp
 TEST_CASE("shifted groups: a quarter by default, half a group shifted, nothing wraps round") {
   const AdaptedModel adapted = longlora({}, at::kFloat);
   const Training training;
-  const kernels::Cuts cuts = adapted.model.seams().attention->cuts(adapted.model.config(), 1024, &training);
-  CHECK(cuts.first == std::vector<std::int64_t>{0, 256, 512, 768});
-  CHECK(cuts.second == std::vector<std::int64_t>{0, 128, 384, 640, 896});
-  CHECK(adapted.model.seams().attention->cuts(adapted.model.config(), 1024, nullptr).first.empty());
+  const kernels::Visible visible = adapted.model.components().attention->visible({adapted.model.config(), 1024, &training});
+  CHECK(visible.regions[0].starts == std::vector<std::int64_t>{0, 256, 512, 768});
+  CHECK(visible.regions[1].starts == std::vector<std::int64_t>{0, 128, 384, 640, 896});
+  CHECK(adapted.model.components().attention->visible({adapted.model.config(), 1024, nullptr}).regions.empty());
   const AdaptedModel fixed = longlora({"group=512"}, at::kFloat);
-  CHECK(fixed.model.seams().attention->cuts(adapted.model.config(), 1024, &training).first ==
+  CHECK(fixed.model.components().attention->visible({adapted.model.config(), 1024, &training}).regions[0].starts ==
         std::vector<std::int64_t>{0, 512});
 }
 

@@ -9,7 +9,9 @@ namespace {
 // Lets all of the base's tensors of these kinds train.
 void train_kinds(ModelBuilder& model, std::initializer_list<TensorKind> kinds) {
   for_each_tensor(model.config, model.weights, [&](const TensorSpec& spec, at::Tensor& tensor) {
-    if (std::ranges::find(kinds, spec.kind) != kinds.end()) tensor = model.train(spec.name, tensor);
+    if (std::ranges::find(kinds, spec.kind) == kinds.end()) return;
+    const std::string_view group = spec.kind == TensorKind::norm ? "norms" : "weights";
+    tensor = model.train(spec.name, tensor, Owner::base, group);
   });
 }
 
@@ -23,11 +25,11 @@ void train_embeddings_and_head(ModelBuilder& model, bool embeddings, bool head) 
     model.notes.emplace_back(
         "the embeddings are tied to lm_head: they train as one matrix and stay tied "
         "(untie=true separates them)");
-    weights.embedding = weights.head.weight = model.train("model.embed_tokens.weight", weights.embedding);
+    weights.embedding = weights.head.weight = model.train("model.embed_tokens.weight", weights.embedding, Owner::base, "embeddings");
     return;
   }
-  if (embeddings) weights.embedding = model.train("model.embed_tokens.weight", weights.embedding);
-  if (head) weights.head.weight = model.train("lm_head.weight", weights.head.weight);
+  if (embeddings) weights.embedding = model.train("model.embed_tokens.weight", weights.embedding, Owner::base, "embeddings");
+  if (head) weights.head.weight = model.train("lm_head.weight", weights.head.weight, Owner::base, "head");
 }
 
 }  // namespace
@@ -45,7 +47,7 @@ void train_also(ModelBuilder& model) {
   const bool whole_head = options.train_head || (tied && options.train_embeddings);
   const bool has_lora = options.rank > 0 && std::find(options.targets.begin(), options.targets.end(),
                                                       Projection::head) != options.targets.end();
-  if (whole_head && has_lora && !model.seams.linear->trained(model.config.layers).empty()) {
+  if (whole_head && has_lora && std::ranges::any_of(model.components.parameters, [](const Parameter& p) { return p.name.starts_with("lm_head.lora_"); })) {
     fail("method",
          "the head would train in full{} and have LoRA matrices too; take lm_head out of train_also or targets.",
          options.train_head ? "" : " (it is tied to the embeddings)");

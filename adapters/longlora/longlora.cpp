@@ -7,12 +7,13 @@ namespace tapetune {
 
 namespace {
 
-class ShiftedGroups final : public AttentionSeam {
+class ShiftedGroups final : public AttentionPattern {
  public:
   explicit ShiftedGroups(double group) : group_(group) {}
 
-  kernels::Cuts cuts(const ModelConfig&, std::int64_t length, const Training* training) const override {
-    if (training == nullptr) return {};
+  kernels::Visible visible(const VisibleInput& in) const override {
+    if (in.training == nullptr) return {};
+    const std::int64_t length = in.length, half = in.config.heads / 2;
     const double wanted = group_ < 1 ? group_ * static_cast<double>(length) : group_;
     const auto size = static_cast<std::int64_t>(std::llround(wanted));
     // A third of the sequence is written as 0.333333.
@@ -24,13 +25,14 @@ class ShiftedGroups final : public AttentionSeam {
            "use another length.",
            wanted, length);
     }
-    kernels::Cuts cuts;
-    for (std::int64_t at = 0; at < length; at += size) cuts.first.push_back(at);
+    kernels::Visible visible;
+    visible.regions = {{.head = 0, .heads = half, .starts = {}}, {.head = half, .heads = half, .starts = {}}};
+    for (std::int64_t at = 0; at < length; at += size) visible.regions[0].starts.push_back(at);
     // Half a group, whole groups, half a group: the authors' other form rolls the sequence round instead, and its first
     // tokens then see the last ones, which are their future.
-    cuts.second.push_back(0);
-    for (std::int64_t at = size / 2; at < length; at += size) cuts.second.push_back(at);
-    return cuts;
+    visible.regions[1].starts.push_back(0);
+    for (std::int64_t at = size / 2; at < length; at += size) visible.regions[1].starts.push_back(at);
+    return visible;
   }
 
  private:
@@ -45,7 +47,7 @@ void make_longlora(ModelBuilder& model) {
          model.config.heads);
   }
   make_lora(model);
-  model.seams.attention = std::make_shared<ShiftedGroups>(model.options.group);
+  model.components.attention = std::make_shared<ShiftedGroups>(model.options.group);
 }
 
 }  // namespace tapetune

@@ -34,9 +34,9 @@ at::Tensor row_lengths(const Linear& frozen, const LoraLayer& lora) {
   return (lora.squares + 2 * scale * across + scale * scale * own).clamp_min(0).sqrt();
 }
 
-class LoraSeam final : public LinearSeam {
+class LoraAdapter final : public Adapter {
  public:
-  LoraSeam(std::int64_t layers, double dropout)
+  LoraAdapter(std::int64_t layers, double dropout)
       : lora_layers_(static_cast<std::size_t>(layers) + 1), dropout_(dropout) {}
 
   LoraLayer& at(std::int64_t layer, Projection which) {
@@ -66,16 +66,6 @@ class LoraSeam final : public LinearSeam {
       if (lora.magnitude.defined()) out[i] = with_bias(out[i] * stretch(call.frozen[i], lora, x), call.frozen[i].bias);
     }
     return out;
-  }
-
-  std::vector<at::Tensor> trained(std::int64_t layer) const override {
-    std::vector<at::Tensor> all;
-    for (const LoraLayer& lora : lora_layers_[static_cast<std::size_t>(layer)]) {
-      for (const at::Tensor& t : {lora.weights.a, lora.weights.b, lora.magnitude}) {
-        if (t.defined()) all.push_back(t);
-      }
-    }
-    return all;
   }
 
  private:
@@ -189,8 +179,8 @@ void make_lora(ModelBuilder& model) {
          module, layers - 1);
   }
   const double scale = lora_scale(options);
-  const auto seam = std::make_shared<LoraSeam>(layers, options.dropout);
-  const std::size_t before = model.parameters.size();
+  const auto adapter = std::make_shared<LoraAdapter>(layers, options.dropout);
+  const std::size_t before = model.components.parameters.size();
   const auto add = [&](std::int64_t layer, Projection which, const Linear& frozen) {
     if (!is_adapted(options, layer, which)) return;
     const std::int64_t out = frozen.weight.size(0), in = frozen.weight.size(1);
@@ -198,24 +188,24 @@ void make_lora(ModelBuilder& model) {
     // Kaiming's uniform start with a = sqrt(5), as everywhere: within 1 / sqrt(in).
     const double bound = 1.0 / std::sqrt(static_cast<double>(in));
     const at::Tensor a = at::empty({options.rank, in}, at::kFloat).uniform_(-bound, bound, model.generator);
-    LoraLayer& lora = seam->at(layer, which);
-    lora.weights.a = model.train(name + ".lora_A.weight", a);
-    lora.weights.b = model.train(name + ".lora_B.weight", at::zeros({out, options.rank}));
+    LoraLayer& lora = adapter->at(layer, which);
+    lora.weights.a = model.train(name + ".lora_A.weight", a, Owner::adapter, "low-rank");
+    lora.weights.b = model.train(name + ".lora_B.weight", at::zeros({out, options.rank}), Owner::adapter, "low-rank");
     lora.weights.scale = scale;
     if (!options.dora) return;
     const auto dtype = c10::typeMetaToScalarType(model.trained_options.dtype());
     lora.squares = frozen.weight.detach().to(dtype).square().sum(1);
-    lora.magnitude = model.train(name + ".lora_magnitude_vector", lora.squares.sqrt());
+    lora.magnitude = model.train(name + ".lora_magnitude_vector", lora.squares.sqrt(), Owner::adapter, "low-rank");
   };
   for (std::int64_t i = 0; i < layers; ++i) {
     const auto frozen = linears(std::as_const(model.weights.layers[static_cast<std::size_t>(i)]));
     for (std::size_t p = 0; p < frozen.size(); ++p) add(i, static_cast<Projection>(p), *frozen[p]);
   }
   add(layers, Projection::head, model.weights.head);
-  if (model.parameters.size() == before && (!options.layers.empty() || !options.excluded.empty())) {
+  if (model.components.parameters.size() == before && (!options.layers.empty() || !options.excluded.empty())) {
     fail("method", "layers_to_transform and exclude_modules leave no projection with LoRA matrices; widen them.");
   }
-  model.seams.linear = seam;
+  model.components.adapter = adapter;
 }
 
 }  // namespace tapetune

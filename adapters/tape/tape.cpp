@@ -42,35 +42,45 @@ at::Tensor updated(const TapeLayer& tape, Mix mix, const at::Tensor& position, c
   return kernels::update_position(position, attended.to(position.scalar_type()), mixing(tape.mix, mix), change);
 }
 
-class TapeEncoding final : public PositionSeam {
+class TapeEncoding final : public PositionEncoding {
  public:
-  explicit TapeEncoding(Mix mix) : mix_(mix) {}
+  TapeEncoding(Mix mix, bool random_offset) : mix_(mix), random_offset_(random_offset) {}
+
+  // Angles as precise as the model, so that equivariance holds to the last digit. With random_offset, training draws
+  // where each sequence's positions begin, which by equivariance changes only the numbers it is computed with.
+  PositionState start(const PositionInput& in) const override {
+    at::Tensor from = in.positions;  // [B|1, N]
+    if (random_offset_ && in.training != nullptr) {
+      std::vector<std::int64_t> offsets;
+      for (std::int64_t row = 0; row < in.training->rows; ++row) {
+        const auto range = static_cast<std::uint64_t>(2 * in.config.longest_context());
+        offsets.push_back(static_cast<std::int64_t>(draw(in.training->row_seed(row), 0) % range));
+      }
+      from = in.positions + at::tensor(offsets, at::kLong).to(in.positions.device()).unsqueeze(1);  // [B, N]
+    }
+    const Frequencies frequencies =
+        rotary_frequencies(in.config.rope, in.config.head_dim, in.config.context, in.planned_length);
+    return {cos_sin(frequencies, from, in.dtype), {}};
+  }
+
+  bool draws() const override { return random_offset_; }
 
   // The last layer's update would feed nothing: its tensors exist, on disk too, but get no gradient.
-  bool updates() const override { return layers_.size() > 1; }
-  bool updates(std::int64_t layer) const override { return static_cast<std::size_t>(layer) + 1 < layers_.size(); }
+  Update update_kind(std::int64_t layer) const override {
+    const bool feeds = static_cast<std::size_t>(layer) + 1 < layers_.size();
+    return {feeds, feeds};
+  }
 
-  at::Tensor update(std::int64_t layer, const at::Tensor& position, const at::Tensor& attended,
-                    const at::Tensor& mlp_output) const override {
+  PositionState update(std::int64_t layer, const PositionState& state, const at::Tensor& attended,
+                       const at::Tensor& mlp_output) const override {
     const auto i = static_cast<std::size_t>(layer);
-    if (sine_layers_.empty()) return updated(layers_[i], mix_, position, attended, mlp_output);
+    const at::Tensor& position = state.query;
+    if (sine_layers_.empty()) return {updated(layers_[i], mix_, position, attended, mlp_output), {}};
     const std::int64_t half = position.size(3) / 2;
     const auto part = [&](const TapeLayer& tape, std::int64_t begin) {
       return updated(tape, mix_, position.narrow(3, begin, half), attended.narrow(3, begin, half), mlp_output);
     };
-    return at::cat({part(layers_[i], 0), part(sine_layers_[i], half)}, 3);
-  }
-
-  std::vector<at::Tensor> trained(std::int64_t layer) const override {
-    const auto i = static_cast<std::size_t>(layer);
-    if (!updates(layer)) return {};
-    std::vector<at::Tensor> all;
-    for (const std::vector<TapeLayer>* layers : {&layers_, &sine_layers_}) {
-      if (layers->empty()) continue;
-      const TapeLayer& tape = (*layers)[i];
-      for (const at::Tensor& t : {tape.mix, tape.up, tape.gate, tape.down}) all.push_back(t);
-    }
-    return all;
+    return {at::cat({part(layers_[i], 0), part(sine_layers_[i], half)}, 3), {}};
   }
 
   std::vector<TapeLayer> layers_;
@@ -78,29 +88,6 @@ class TapeEncoding final : public PositionSeam {
 
  private:
   Mix mix_;
-};
-
-// Angles as precise as the model, so that equivariance holds to the last digit. With random_offset, training draws
-// where each sequence's positions begin, which by equivariance changes only the numbers it is computed with.
-class TapeStart final : public RotarySeam {
- public:
-  explicit TapeStart(bool random_offset) : random_offset_(random_offset) {}
-
-  at::Tensor start(const ModelConfig& config, const at::Tensor& positions, std::int64_t planned_length,
-                   at::ScalarType dtype, const Training* training) const override {
-    at::Tensor from = positions;  // [B|1, N]
-    if (random_offset_ && training != nullptr) {
-      std::vector<std::int64_t> offsets;
-      for (std::int64_t row = 0; row < training->rows; ++row) {
-        const auto range = static_cast<std::uint64_t>(2 * config.longest_context());
-        offsets.push_back(static_cast<std::int64_t>(draw(training->row_seed(row), 0) % range));
-      }
-      from = positions + at::tensor(offsets, at::kLong).to(positions.device()).unsqueeze(1);  // [B, N]
-    }
-    return cos_sin(rotary_frequencies(config.rope, config.head_dim, config.context, planned_length), from, dtype);
-  }
-
- private:
   bool random_offset_;
 };
 
@@ -121,7 +108,7 @@ void check_tape(const MethodOptions& options) {
 void make_tape(ModelBuilder& model) {
   const ModelConfig& config = model.config;
   const std::int64_t channels = config.kv_heads, heads = config.heads, inner = model.options.width * heads;
-  const auto seam = std::make_shared<TapeEncoding>(model.options.mix);
+  const auto encoding = std::make_shared<TapeEncoding>(model.options.mix, model.options.random_offset);
   // Zero where the updates would begin: at the start the adapted model is the base model.
   const auto make_layer = [&](std::int64_t layer, const std::string& suffix) {
     const std::string name = fmt::format("model.layers.{}.", layer);
@@ -129,18 +116,17 @@ void make_tape(ModelBuilder& model) {
       return at::empty({out, in}, at::kFloat).normal_(0, 0.02, model.generator);
     };
     TapeLayer tape;
-    tape.up = model.train(name + "pe.up_proj" + suffix + ".weight", at::zeros({inner, channels}));
-    tape.gate = model.train(name + "pe.x_proj" + suffix + ".weight", normal(inner, config.hidden_size));
-    tape.down = model.train(name + "pe.down_proj" + suffix + ".weight", normal(channels, inner));
-    tape.mix = model.train(name + "post_attention_linear" + suffix + ".weight", at::zeros({channels, heads}));
+    tape.up = model.train(name + "pe.up_proj" + suffix + ".weight", at::zeros({inner, channels}), Owner::positions, "position");
+    tape.gate = model.train(name + "pe.x_proj" + suffix + ".weight", normal(inner, config.hidden_size), Owner::positions, "position");
+    tape.down = model.train(name + "pe.down_proj" + suffix + ".weight", normal(channels, inner), Owner::positions, "position");
+    tape.mix = model.train(name + "post_attention_linear" + suffix + ".weight", at::zeros({channels, heads}), Owner::positions, "attention mixing");
     return tape;
   };
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    seam->layers_.push_back(make_layer(i, ""));
-    if (!model.options.equivariant) seam->sine_layers_.push_back(make_layer(i, "_sine"));
+    encoding->layers_.push_back(make_layer(i, ""));
+    if (!model.options.equivariant) encoding->sine_layers_.push_back(make_layer(i, "_sine"));
   }
-  model.seams.position = seam;
-  model.seams.rotary = std::make_shared<TapeStart>(model.options.random_offset);
+  model.components.positions = encoding;
   if (model.options.rank > 0) make_lora(model);
 }
 

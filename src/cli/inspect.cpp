@@ -31,7 +31,7 @@ Json describe_adapter(const AdaptedModel& adapted) {
   std::map<std::string, std::int64_t> by_part;
   std::int64_t trained = 0;
   for (const Parameter& p : adapted.parameters) {
-    by_part[std::string(group_of(p))] += p.value.numel();
+    by_part[std::string(p.group)] += p.value.numel();
     trained += p.value.numel();
   }
   Json root;

@@ -23,7 +23,7 @@ LayerView LayerViews::layer(std::int64_t index) const {
   const at::Tensor normed = kernels::rms_norm(out_.hidden[at_layer], w.input_norm, config.rms_norm_eps);
   const Projection which[] = {Projection::q, Projection::k};
   const Linear frozen[] = {w.q, w.k};
-  const auto qk = model_.seams().linear->project({index, which, frozen, nullptr, false}, normed);
+  const auto qk = model_.components().adapter->project({index, which, frozen, nullptr, false}, normed);
   const at::Tensor& position = out_.positions[at_layer];  // [1, N, C, D]
   const auto rotated = [&](const at::Tensor& x) {
     const at::Tensor heads = x.view({1, from_ + kept_, -1, config.head_dim});

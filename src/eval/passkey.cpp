@@ -3,7 +3,6 @@
 #include <random>
 
 #include "core/error.h"
-#include "model/rotary.h"
 #include "model/sampling.h"
 
 namespace tapetune {
@@ -114,7 +113,7 @@ PasskeyRun::PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const Pas
 
   // A prompt shares all before its number with each whose number comes later, whatever their lengths.
   const auto planned = [&](const PasskeyTrial& trial) {
-    return equivalent_length(model.config().rope, model.config().context, trial.tokens + trial.answer_tokens);
+    return model.components().positions->same_length(model.config(), trial.tokens + trial.answer_tokens);
   };
   std::stable_sort(trials_.begin(), trials_.end(), [&](const PasskeyTrial& a, const PasskeyTrial& b) {
     return std::pair(planned(a), a.before) < std::pair(planned(b), b.before);

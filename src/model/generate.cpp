@@ -6,7 +6,6 @@
 #include "core/memory.h"
 #include "core/signals.h"
 #include "kernels/matvec.h"
-#include "model/rotary.h"
 
 namespace tapetune {
 
@@ -54,7 +53,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
            i + 1, length, context);
     }
     const std::int64_t planned = length + std::min(context - length, options.max_new_tokens);
-    const std::int64_t rotary_length = equivalent_length(model.config().rope, model.config().context, planned);
+    const std::int64_t rotary_length = model.components().positions->same_length(model.config(), planned);
     rows.push_back({i, prompts[i], planned - length, planned, rotary_length, Sampler(options.sampling), nullptr});
   }
   std::stable_sort(rows.begin(), rows.end(),
@@ -106,7 +105,7 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
   const Linear& sample = model.weights().layers.front().q;
   const at::Tensor row = at::empty({1, sample.weight.size(1)}, sample.weight.options().dtype(model.dtype()));
   const bool exact = kernels::matvec_applies(row, sample.weight, sample.bias);
-  const std::size_t together = exact && !model.seams().position->updates() ? kernels::matvec_rows : 1;
+  const std::size_t together = exact && !model.components().positions->changes(model.config().layers) ? kernels::matvec_rows : 1;
   const auto start = std::chrono::steady_clock::now();
   while (!active.empty()) {
     if (interrupted()) {

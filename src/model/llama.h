@@ -1,4 +1,4 @@
-// Llama: embedding, decoder layers, final norm, head. Knows no method; `Seams` is where one acts.
+// Llama: embedding, decoder layers, final norm, head. Knows no method; `Components` is where one acts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "model/attention.h"
+#include "model/components.h"
 #include "model/parallel.h"
-#include "model/seams.h"
 
 namespace tapetune {
 
@@ -34,7 +34,7 @@ struct ForwardOutput {
 class Llama {
  public:
   // dtype: of the activations; the weights stay as they are stored.
-  Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, Seams seams = {});
+  Llama(ModelConfig config, LlamaWeights weights, at::ScalarType dtype, Components components = {});
   static Llama open(const Checkpoint& checkpoint, at::ScalarType dtype, at::Device device = at::kCPU);
 
   ForwardOutput forward(const ForwardInput& in) const;
@@ -43,13 +43,15 @@ class Llama {
 
   const ModelConfig& config() const { return config_; }
   const LlamaWeights& weights() const { return weights_; }
-  const Seams& seams() const { return seams_; }
+  const Components& components() const { return components_; }
   at::ScalarType dtype() const { return dtype_; }
   // The longest sequence that it is meant for, where that is known better than by its config.
   void set_context(std::int64_t context) { config_.context = context; }
   SequenceCache make_cache(std::int64_t capacity) const;
-  // The trainable tensors of a layer.
+  // The trainable tensors that a layer uses.
   std::vector<at::Tensor> trained_in(std::int64_t layer) const;
+  // Of these, what components brought; layer: the number of layers for the head.
+  const std::vector<at::Tensor>& added_in(std::int64_t layer) const;
 
   // From here on computed together with other processes; weights that `parallel` brings may be absent.
   void share(LlamaWeights weights, Parallel parallel);
@@ -57,19 +59,11 @@ class Llama {
   Linear head() const { return parallel_.head ? parallel_.head() : weights_.head; }
 
  private:
-  struct State {
-    at::Tensor x;         // [B, N, hidden]
-    at::Tensor position;  // [B|1, N, C, D]
-  };
-  struct Pass;
-  AttentionOutput spread_attention(AttentionInput in) const;
-  State layer(std::int64_t index, const State& in, const Pass& pass) const;
-  State checkpointed_layer(std::int64_t index, const State& in, const Pass& pass) const;
-
   ModelConfig config_;
   LlamaWeights weights_;
   at::ScalarType dtype_;
-  Seams seams_;
+  Components components_;
+  std::vector<std::vector<at::Tensor>> added_;  // by layer; the last: by the head
   Parallel parallel_;
 };
 

@@ -173,7 +173,7 @@ at::Tensor token_losses(const Llama& model, const at::Tensor& hidden, const at::
   // For few rows, a weight is better read as it is stored than widened and packed.
   constexpr std::int64_t few = 64;
   if (hidden.is_cpu() && arithmetic_dtype(hidden) == at::kFloat && hidden.size(0) >= few &&
-      model.seams().linear->trained(model.config().layers).empty()) {
+      model.added_in(model.config().layers).empty()) {
     return plain_losses(hidden.to(at::kFloat), model.head().weight.to(at::kFloat), targets);
   }
   std::vector<at::Tensor> parts;
@@ -193,7 +193,7 @@ at::Tensor loss_sum(const Llama& model, const at::Tensor& sequences, const at::T
   const at::Tensor hidden = sequences.dim() == 3 ? sequences.flatten(0, 1) : sequences;
   const at::Tensor targets = given.flatten().to(hidden.device());
   const Linear head = model.head();
-  std::vector<at::Tensor> trained = model.seams().linear->trained(model.config().layers);
+  std::vector<at::Tensor> trained = model.added_in(model.config().layers);
   if (trained.empty()) return PlainHead::apply(hidden, head.weight, targets);
   if (kernels::wants_gradient(head.weight)) trained.push_back(head.weight);
   return AdaptedHead::apply(hidden, at::TensorList(trained), targets, length, &model, training ? &*training : nullptr);

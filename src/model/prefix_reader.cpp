@@ -1,7 +1,6 @@
 #include "model/prefix_reader.h"
 
 #include "core/error.h"
-#include "model/rotary.h"
 
 namespace tapetune {
 
@@ -10,7 +9,7 @@ PrefixReader::PrefixReader(const Llama& model, std::int64_t capacity)
 
 at::Tensor PrefixReader::read(std::span<const std::int64_t> tokens, std::int64_t planned_length, std::int64_t keep) {
   if (tokens.empty()) fail("model", "there is no token to read.");
-  const std::int64_t rotary = equivalent_length(model_.config().rope, model_.config().context, planned_length);
+  const std::int64_t rotary = model_.components().positions->same_length(model_.config(), planned_length);
   if (rotary != rotary_length_) keep = 0;
   const auto [own, held] = std::mismatch(tokens.begin(), tokens.end() - 1, text_.begin(), text_.end());
   const std::int64_t kept = std::min<std::int64_t>(keep, own - tokens.begin());

@@ -25,12 +25,12 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64
                channels = number(c.kv_heads), queries = number(c.heads * c.head_dim),
                keys = number(c.kv_heads * c.head_dim);
   const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
-  const bool any_lora = !model.seams().linear->trained(index).empty();
+  const bool any_lora = std::ranges::any_of(adapted.parameters, [&](const Parameter& p) { return p.owner == Owner::adapter && p.name.starts_with(fmt::format("model.layers.{}.", index)); });
   const auto has_lora = [&](Projection which) { return any_lora && is_adapted(adapted.options, index, which); };
   const auto trains = [&](Projection which) {
     return all[static_cast<std::size_t>(which)]->weight.requires_grad() || has_lora(which);
   };
-  const bool updates = model.seams().position->updates(index);
+  const bool updates = model.components().positions->update_kind(index).changes;
 
   LayerNumbers n;
   const double update = updates ? hidden + 2 * number(adapted.options.width) * heads + channels * channels : 0;
@@ -69,7 +69,7 @@ StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int6
   const std::int64_t first = first_trained_layer(model);
   double kept = 0, again = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    const LayerNumbers n = numbers(adapted, i, first, i > 0 && model.seams().position->updates());
+    const LayerNumbers n = numbers(adapted, i, first, i > 0 && model.components().positions->changes(c.layers));
     if (checkpointing == Checkpointing::off) {
       kept += n.kept();
       again = std::max(again, n.moment);

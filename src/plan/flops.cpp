@@ -5,7 +5,7 @@ namespace tapetune {
 namespace {
 
 // Pairs of a query and a key that it sees, summed over heads.
-double seen_pairs(const ModelConfig& config, const kernels::Cuts& cuts, std::int64_t tokens) {
+double seen_pairs(const ModelConfig& config, const kernels::Visible& visible, std::int64_t tokens) {
   const auto area = [&](const std::vector<std::int64_t>& starts) {
     double sum = 0;
     for (std::size_t i = 0; i < starts.size(); ++i) {
@@ -16,7 +16,8 @@ double seen_pairs(const ModelConfig& config, const kernels::Cuts& cuts, std::int
   };
   const auto all = static_cast<double>(tokens) * static_cast<double>(tokens) / 2;
   const double half = static_cast<double>(config.heads) / 2;
-  return cuts.first.empty() ? 2 * half * all : half * (area(cuts.first) + area(cuts.second));
+  if (visible.regions.empty()) return 2 * half * all;
+  return half * (area(visible.regions.front().starts) + area(visible.regions.back().starts));
 }
 
 double elements(const std::vector<at::Tensor>& tensors) {
@@ -39,14 +40,14 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
   const ModelConfig& config = model.config();
   const Training training;
   const double n = static_cast<double>(tokens), width = static_cast<double>(config.head_dim);
-  const double pairs = seen_pairs(config, model.seams().attention->cuts(config, tokens, &training), tokens);
+  const double pairs = seen_pairs(config, model.components().attention->visible({config, tokens, &training}), tokens);
   const auto product = [&](const at::Tensor& weight, double forwards) {
     return 2 * n * static_cast<double>(weight.numel()) * (forwards + (weight.requires_grad() ? 2 : 1));
   };
   const std::int64_t first = first_trained_layer(model);
   const auto layer = [&](std::int64_t index) {
     const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
-    const bool updates = model.seams().position->updates(index);
+    const bool updates = model.components().positions->update_kind(index).attends;
     const double forwards = recomputed == Checkpointing::off ? 1 : 2;
     double flops = 0;
     if (index < first) {  // forward only
@@ -54,8 +55,7 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
       return flops + 4 * width * pairs;
     }
     for (const Linear* linear : all) flops += product(linear->weight, forwards);
-    const double added =
-        elements(model.seams().linear->trained(index)) + elements(model.seams().position->trained(index));
+    const double added = elements(model.added_in(index));
     flops += 2 * n * added * (forwards + 2);
     // Scores and values forward; backward those of q, k, v, the weights and the scores again. Extra values: one forward
     // and two backward more.
@@ -63,7 +63,7 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
     return flops + 2 * width * pairs * (attention_forwards * (updates ? 3 : 2) + (updates ? 7 : 5));
   };
   const double head =
-      product(model.weights().head.weight, 1) + 6 * n * elements(model.seams().linear->trained(config.layers));
+      product(model.weights().head.weight, 1) + 6 * n * elements(model.added_in(config.layers));
   StepFlops flops{{}, head};
   for (std::int64_t i = 0; i < config.layers; ++i) flops.layers.push_back(layer(i));
   return flops;

@@ -68,7 +68,7 @@ Plan make_plan(const Recipe& recipe, const Machine& machine) {
   }
   for (const Parameter& p : adapted.parameters) {
     plan.trained += p.value.numel();
-    plan.trained_by_part[std::string(group_of(p))] += p.value.numel();
+    plan.trained_by_part[std::string(p.group)] += p.value.numel();
     trained += bytes_of(p.value);
   }
   const std::int64_t rows = share_batch(recipe, machine.ranks).micro_batch;

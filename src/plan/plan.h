@@ -22,7 +22,7 @@ struct Machine {
 
 struct Plan {
   std::int64_t parameters = 0, trained = 0;
-  std::map<std::string, std::int64_t> trained_by_part;  // group_of
+  std::map<std::string, std::int64_t> trained_by_part;  // Parameter::group
   std::vector<std::pair<std::string, double>> memory;   // bytes by part, of one rank
   double peak_memory() const;
   double checkpoint_bytes = 0;  // of one

@@ -36,7 +36,7 @@ double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::i
                               : sequence_size % c.kv_heads == 0
                                   ? sequence_size
                                   : c.heads;  // key and value heads, repeated where they must be
-  const bool positions = adapted.model.seams().position->updates(layer);
+  const bool positions = adapted.model.components().positions->update_kind(layer).attends;
   const std::int64_t there = c.heads + 2 * shared + (positions ? shared : 0), back = c.heads * (positions ? 2 : 1);
   const auto bytes = static_cast<double>(c10::elementSize(adapted.model.dtype()));
   return times * static_cast<double>((there + back) * c.head_dim) * bytes + static_cast<double>(4 * back);

@@ -108,7 +108,8 @@ std::string AdamW::first_not_finite() const {
 std::map<std::string, at::Tensor> AdamW::state() const {
   std::map<std::string, at::Tensor> all;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, value] = parameters_[i];
+    const std::string& name = parameters_[i].name;
+    const at::Tensor& value = parameters_[i].value;
     const auto whole = [&](at::Tensor Share::* moment) {
       if (group_.size() == 1) {  // it is: no copy, which would be as large as all moments
         const auto own = [i](const Share& share) { return share.parameter == i; };
@@ -144,8 +145,9 @@ void AdamW::restore(const std::map<std::string, at::Tensor>& state, const Group&
     return whole;
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, value] = parameters_[i];
-    const auto room = [&value = value] { return at::empty(value.sizes(), value.options().requires_grad(false)); };
+    const std::string& name = parameters_[i].name;
+    const at::Tensor& value = parameters_[i].value;
+    const auto room = [&] { return at::empty(value.sizes(), value.options().requires_grad(false)); };
     const at::Tensor mean = take("mean." + name, room()), square = take("square." + name, room());
     take("steps." + name, steps_[i]);
     for (const Share& share : shares_) {

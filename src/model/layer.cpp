@@ -1,0 +1,118 @@
+#include "model/layer.h"
+
+#include "core/trace.h"
+#include "kernels/pointwise.h"
+#include "model/recompute.h"
+
+namespace tapetune {
+
+namespace {
+
+// x + y; in x's own memory where nobody else can want the old value.
+at::Tensor add_residual(at::Tensor x, const at::Tensor& y, bool keep) {
+  return keep || !kernels::fused(x) || !kernels::fused(y) ? x + y : x.add_(y);
+}
+
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& state) {
+  return state.defined() ? kernels::rotate(x, state) : x;
+}
+
+// One for the first half of the heads, one for the second.
+kernels::Cuts cuts_of(const kernels::Visible& visible) {
+  if (visible.regions.empty()) return {};
+  return {visible.regions.front().starts, visible.regions.back().starts};
+}
+
+AttentionOutput spread_attention(const Parallel& parallel, AttentionInput in) {
+  const std::vector<at::Tensor> mine = parallel.to_heads({in.q, in.k, in.v, in.extra_values});  // [B, N, H|K / S, D]
+  in.q = mine[0];
+  in.k = mine[1];
+  in.v = mine[2];
+  in.extra_values = mine[3];
+  in.apart = true;
+  // Those of the heads that a rank has: the first half of all heads takes `first`, the second `second`.
+  if (2 * (parallel.sequence_rank + 1) <= parallel.sequence_size) in.cuts.second = in.cuts.first;
+  if (2 * parallel.sequence_rank >= parallel.sequence_size) in.cuts.first = in.cuts.second;
+  AttentionOutput out = causal_attention(in);
+  out.values = parallel.to_tokens(out.values, out.lse);
+  if (out.extra_output.defined()) out.extra_output = parallel.to_tokens(out.extra_output, out.lse);
+  return out;
+}
+
+}  // namespace
+
+LayerState decoder_layer(const Llama& model, std::int64_t i, const LayerState& in, const Pass& pass) {
+  const trace::Span span(pass.gradients_only ? "layer again" : "layer", i);
+  const ModelConfig& config = model.config();
+  const Parallel& parallel = model.parallel();
+  const LayerWeights w =
+      parallel.layer ? parallel.layer(i, pass.gradients_only) : model.weights().layers[static_cast<std::size_t>(i)];
+  const PositionEncoding& positions = *model.components().positions;
+  const PositionEncoding::Update kind = positions.update_kind(i);
+  const auto project = [&](std::initializer_list<Projection> which, std::initializer_list<Linear> frozen,
+                           const at::Tensor& x, bool gradients_only = false) {
+    return model.components().adapter->project(
+        {i, std::span(which.begin(), which.size()), std::span(frozen.begin(), frozen.size()), pass.training,
+         gradients_only},
+        x);
+  };
+  const auto heads = [&](const at::Tensor& t) {
+    return t.view({pass.batch, pass.length, -1, config.head_dim});  // [B, N, H|K, D]
+  };
+  const at::Tensor normed = kernels::rms_norm(in.x, w.input_norm, config.rms_norm_eps);
+  AttentionOutput attended;
+  {
+    const auto qkv = project({Projection::q, Projection::k, Projection::v}, {w.q, w.k, w.v}, normed);
+    AttentionInput attention;
+    attention.layer = i;
+    attention.q = rotated(heads(qkv[0]), in.position.query);
+    attention.k = rotated(heads(qkv[1]), in.position.key.defined() ? in.position.key : in.position.query);
+    attention.v = heads(qkv[2]);
+    if (kind.attends) attention.extra_values = in.position.query.expand({pass.batch, -1, config.kv_heads, -1});
+    attention.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+    attention.spans = pass.spans;
+    attention.caches = pass.caches;
+    attention.cuts = cuts_of(pass.visible);
+    attention.saved = pass.saved;
+    attended = parallel.sequence_size > 1 ? spread_attention(parallel, attention) : causal_attention(attention);
+  }
+  const at::Tensor merged = attended.values.reshape({pass.batch, pass.length, -1});  // [B, N, H D]
+  const at::Tensor x = add_residual(in.x, project({Projection::o}, {w.o}, merged)[0], pass.keep_input);
+
+  const at::Tensor middle = kernels::rms_norm(x, w.post_attention_norm, config.rms_norm_eps);
+  at::Tensor gated;  // [B, N, I]
+  {
+    const auto both = project({Projection::gate, Projection::up}, {w.gate, w.up}, middle);
+    gated = kernels::silu_mul(both[0], both[1]);
+  }
+  const at::Tensor y = project({Projection::down}, {w.down}, gated, pass.gradients_only && !kind.changes)[0];
+  LayerState out;
+  out.position = kind.changes ? positions.update(i, in.position, attended.extra_output, y) : in.position;
+  out.x = add_residual(x, y, false);
+  return out;
+}
+
+LayerState checkpointed_layer(const Llama& model, std::int64_t i, const LayerState& in, const Pass& pass) {
+  const bool changes = model.components().positions->update_kind(i).changes;
+  const auto saved = std::make_shared<SavedAttention>();
+  // The backward uses the model, which must therefore live (and stay where it is) until then.
+  const Recompute run = [&model, i, pass, training = *pass.training, saved, changes](
+                            const std::vector<at::Tensor>& inputs, bool again) -> std::vector<at::Tensor> {
+    Pass own = pass;
+    own.training = &training;
+    own.keep_input = true;
+    own.gradients_only = again;
+    if (training.checkpointing == Checkpointing::selective) own.saved = saved.get();
+    const LayerState out = decoder_layer(model, i, {inputs[0], {inputs[1], inputs[2]}}, own);
+    if (!changes) return {out.x};
+    std::vector<at::Tensor> all{out.x, out.position.query};
+    if (out.position.key.defined()) all.push_back(out.position.key);
+    return all;
+  };
+  const std::vector<at::Tensor> out =
+      recomputed({in.x, in.position.query, in.position.key}, model.trained_in(i), run);
+  if (!changes) return {out[0], in.position};
+  return {out[0], {out[1], out.size() > 2 ? out[2] : at::Tensor()}};
+}
+
+}  // namespace tapetune
