@@ -1,9 +1,8 @@
 #include "adapters/peft.h"
 
 #include "adapters/checkpoints.h"
-#include "adapters/lora/lora.h"
+#include "adapters/component.h"
 #include "adapters/peft_config.h"
-#include "adapters/tape/checkpoint.h"
 #include "checkpoint/writer.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -19,52 +18,6 @@ constexpr const char* head_name = "lm_head.weight";
 constexpr const char* adapter_file = "adapter_model.safetensors";
 constexpr const char* embedding_name = "model.embed_tokens.weight";
 
-bool has_lora(const std::vector<Parameter>& parameters) {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const Parameter& p) { return p.name.ends_with(".lora_A.weight"); });
-}
-
-bool stays_tied(const AdaptedModel& adapted) {
-  return adapted.model.config().tied_embeddings && adapted.model.weights().embedding.requires_grad();
-}
-
-Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
-  const MethodOptions& options = adapted.options;
-  Json config;
-  config["base_model_name_or_path"] = base.string();
-  config["task_type"] = "CAUSAL_LM";
-  config["inference_mode"] = true;
-  // PEFT would load TAPE's LoRA matrices and silently skip the rest, so that it must not know the type.
-  if (options.method == "tape" || !has_lora(adapted.parameters)) {
-    config["peft_type"] = options.method == "full" ? "FULL" : "TAPE";
-    return config;
-  }
-  config["peft_type"] = "LORA";
-  config["r"] = options.rank;
-  config["lora_alpha"] = options.alpha;
-  config["lora_dropout"] = options.dropout;
-  config["use_rslora"] = options.rslora;
-  config["use_dora"] = options.dora;
-  config["bias"] = "none";
-  config["fan_in_fan_out"] = false;
-  Json targets = Json::array(), saved = Json::array();
-  for (const Projection which : options.targets) {
-    targets.push_back(which == Projection::head ? "lm_head" : fmt::format("{}_proj", projection_name(which)));
-  }
-  config["target_modules"] = targets;
-  if (!options.layers.empty()) config["layers_to_transform"] = options.layers;
-  if (!options.excluded.empty()) config["exclude_modules"] = options.excluded;
-  const bool tied = stays_tied(adapted);
-  if (options.train_embeddings || tied) saved.push_back("embed_tokens");
-  if (options.train_head && !tied) saved.push_back("lm_head");
-  if (options.train_norms) {
-    for (const char* norm : {"input_layernorm", "post_attention_layernorm", "norm"}) saved.push_back(norm);
-  }
-  config["modules_to_save"] = saved.empty() ? Json() : saved;
-  config["ensure_weight_tying"] = tied;
-  return config;
-}
-
 void write_json(const fs::path& path, const Json& json) {
   OutputFile file(path);
   file.write(to_text(json, 2) + "\n");
@@ -79,12 +32,14 @@ bool is_checkpoint(const fs::path& folder) {
 // PEFT may have saved into the folder after us, or somebody may have changed its file.
 void require_agreement(const MethodOptions& options, const fs::path& own, const fs::path& peft) {
   std::error_code status;
-  if (!fs::exists(peft, status)) return;
+  const AdapterComponent& adapter = adapter_components().find(options.adapter.type);
+  if (!fs::exists(peft, status) || adapter.to_peft == nullptr) return;
   const Json config = parse_json(read_text(peft), "adapter", peft.string());
-  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != "LORA") return;
-  const std::pair<const char*, Json> settings[] = {
-      {"r", options.rank}, {"lora_alpha", options.alpha}, {"use_rslora", options.rslora}, {"use_dora", options.dora}};
-  for (const auto& [key, value] : settings) {
+  if (!config.is_object() || !config.contains("peft_type") || config["peft_type"] != adapter.peft_type) return;
+  const Json expected = adapter.to_peft(options.adapter);
+  for (const auto& [key, value] : expected.items()) {
+    // Which modules, and dropout, may be said in more than one way.
+    if (!(value.is_number() || value.is_boolean()) || key == "lora_dropout") continue;
     if (config.contains(key) && config[key] != value) {
       fail("adapter", "{} says {} = {}, but {} has {}; remove the one that is out of date.", peft.string(), key,
            to_text(config[key]), own.filename().string(), to_text(value));
@@ -129,7 +84,7 @@ bool is_adapter_file(std::string_view name) {
 void save_adapter(const AdaptedModel& adapted, const fs::path& folder, const fs::path& base, bool replace,
                   StagedFolder::Others others) {
   if (adapted.parameters.empty())
-    fail("adapter", "method {} has no trainable parameters, so there is nothing to save.", adapted.options.method);
+    fail("adapter", "method {} has no trainable parameters, so there is nothing to save.", adapted.options.name());
   StagedFolder staged(folder, replace, is_adapter_file, others);
   write_adapter_files(adapted, staged.path(), base);
   staged.commit();
@@ -158,17 +113,30 @@ void write_adapter_files(const AdaptedModel& adapted, const fs::path& folder, co
   write_json(folder / "tapetune.json", method_json(adapted.options));
 }
 
+namespace {
+
+// Of a checkpoint that holds a position encoding.
+MethodOptions stored_options(const fs::path& folder) {
+  const Checkpoint checkpoint = open_checkpoint(folder);
+  if (!has_position_tensors(checkpoint)) {
+    fail("adapter", "{}: is a checkpoint whose positions have no tensors, not an adapter; give it as the model.",
+         folder.string());
+  }
+  const PositionComponent& encoding = position_components().find(checkpoint.config().position);
+  MethodOptions options;
+  if (std::ranges::any_of(presets(), [&](const Preset& preset) { return preset.name == encoding.name; })) {
+    options.preset = encoding.name;
+  }
+  options.positions = encoding.recognise(checkpoint);
+  return options;
+}
+
+}  // namespace
+
 MethodOptions adapter_options(const ModelConfig& config, const fs::path& folder) {
   std::error_code status;
   if (!fs::is_directory(folder, status)) fail("adapter", "{}: no such folder.", folder.string());
-  if (is_checkpoint(folder)) {
-    const Checkpoint checkpoint = open_checkpoint(folder);
-    if (!has_position_tensors(checkpoint)) {
-      fail("adapter", "{}: is a checkpoint without TAPE's tensors, not an adapter; give it as the model.",
-           folder.string());
-    }
-    return tape_options(checkpoint);
-  }
+  if (is_checkpoint(folder)) return stored_options(folder);
   const fs::path file = folder / adapter_file, own = folder / "tapetune.json", peft = folder / "adapter_config.json";
   if (!fs::exists(file, status)) {
     fail("adapter", "{}: has no adapter_model.safetensors{}.", folder.string(),
@@ -177,11 +145,10 @@ MethodOptions adapter_options(const ModelConfig& config, const fs::path& folder)
              : "");
   }
   if (fs::exists(own, status)) {
-    MethodOptions options = method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string());
+    MethodOptions options = method_from_json(parse_json(read_text(own), "adapter", own.string()), own.string()).options;
     require_agreement(options, own, peft);
-    // Earlier versions trained with entries that match nothing, which a new adapter may not have.
-    std::erase_if(options.excluded,
-                  [&](const std::string& module) { return !excludes_target(options, config.layers, module); });
+    const AdapterComponent& adapter = adapter_components().find(options.adapter.type);
+    if (adapter.mend_earlier != nullptr) adapter.mend_earlier(options.adapter, config);
     return options;
   }
   StoredTensors stored;
@@ -212,9 +179,14 @@ AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights
   return adapted;
 }
 
-AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype) {
-  if (has_position_tensors(checkpoint)) return load_adapter(checkpoint.config(), weights, checkpoint.path(), dtype);
-  return adapt(checkpoint.config(), weights, MethodOptions(), dtype);
+AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype,
+                          bool train_all) {
+  const bool stored = has_position_tensors(checkpoint);
+  MethodOptions options = stored ? adapter_options(checkpoint.config(), checkpoint.path()) : MethodOptions();
+  options.train_also.all = train_all;
+  AdaptedModel adapted = adapt(checkpoint.config(), weights, options, dtype);
+  if (stored) restore_parameters(adapted, weights, checkpoint.path());
+  return adapted;
 }
 
 StoredTensors stored_parameters(const AdaptedModel& adapted, const at::Tensor& frozen_head, const fs::path& folder) {

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "checkpoint/checkpoint.h"
 #include "core/file.h"
 
@@ -32,7 +32,7 @@ void write_adapter_files(const AdaptedModel& adapted, const std::filesystem::pat
                          const std::filesystem::path& base);
 
 // What an adapter's files say about its method; config: of the model that it is for. An adapter may also be a whole
-// checkpoint that holds TAPE's tensors, here and below.
+// checkpoint whose position encoding has tensors, here and below.
 MethodOptions adapter_options(const ModelConfig& config, const std::filesystem::path& folder);
 
 // The model that an adapter's adapter_config.json names.
@@ -54,7 +54,9 @@ void restore_parameters(const AdaptedModel& adapted, const LlamaWeights& base, c
 AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights, const std::filesystem::path& folder,
                           at::ScalarType dtype);
 
-// A checkpoint as it is: plain, or with TAPE where it holds that. weights: all of its own.
-AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype);
+// A checkpoint as it is: plain, or with the position encoding whose tensors it holds. weights: all of its own.
+// train_all: every tensor asks for a gradient.
+AdaptedModel open_adapted(const Checkpoint& checkpoint, const LlamaWeights& weights, at::ScalarType dtype,
+                          bool train_all = false);
 
 }  // namespace tapetune

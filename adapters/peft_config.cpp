@@ -1,38 +1,99 @@
 #include "adapters/peft_config.h"
 
-#include <array>
-#include <charconv>
-#include <set>
+#include <cctype>
 
-#include "adapters/adapter.h"
+#include "adapters/component.h"
 #include "adapters/peft.h"
 #include "core/error.h"
-#include "core/log.h"
 
 namespace tapetune {
 
 namespace {
 
-constexpr const char* merge_in_peft =
-    "load it with PEFT, save model.merge_and_unload().save_pretrained(DIR), and use DIR as the model";
-constexpr const char* not_mergeable =
-    "it cannot be merged into the weights, in PEFT either, so train a LoRA adapter instead";
-
-bool is_unset(const Json& value) {
-  return value.is_null() || value == false || ((value.is_object() || value.is_array()) && value.empty());
+std::string upper(std::string_view text) {
+  std::string all(text);
+  for (char& c : all) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return all;
 }
 
-bool contains_text(std::span<const std::string_view> list, std::string_view text) {
-  return std::find(list.begin(), list.end(), text) != list.end();
+// Positions that a recipe chose: PEFT has none of them.
+bool has_own_positions(const MethodOptions& options) {
+  return options.positions.type != base_positions && options.positions.type != default_positions;
 }
 
-void refuse_kind(const Json& config, const std::string& where) {
+// The type of an adapter that PEFT cannot load: it would take the parts that it knows and silently skip the rest, so
+// that it must not know the type.
+std::string foreign_type(const MethodOptions& options) {
+  if (has_own_positions(options)) return upper(options.positions.type);
+  if (options.train_also.all) return "FULL";
+  return options.adapter.type != "none" ? upper(options.adapter.type) : "BASE";
+}
+
+}  // namespace
+
+bool stays_tied(const AdaptedModel& adapted) {
+  return adapted.model.config().tied_embeddings && adapted.model.weights().embedding.requires_grad();
+}
+
+bool peft_loads(const MethodOptions& options) {
+  return adapter_components().find(options.adapter.type).to_peft != nullptr && !has_own_positions(options) &&
+         !options.train_also.all;
+}
+
+Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
+  const MethodOptions& options = adapted.options;
+  const AdapterComponent& adapter = adapter_components().find(options.adapter.type);
+  Json config;
+  config["base_model_name_or_path"] = base.string();
+  config["task_type"] = "CAUSAL_LM";
+  config["inference_mode"] = true;
+  if (!peft_loads(options)) {
+    config["peft_type"] = foreign_type(options);
+    return config;
+  }
+  config["peft_type"] = adapter.peft_type;
+  config.update(adapter.to_peft(options.adapter));
+  Json saved = Json::array();
+  const bool tied = stays_tied(adapted);
+  if (options.train_also.embeddings || tied) saved.push_back("embed_tokens");
+  if (options.train_also.head && !tied) saved.push_back("lm_head");
+  if (options.train_also.norms) {
+    // PEFT goes by the last part of a module's name.
+    std::vector<std::string> norms;
+    for (const TensorSpec& tensor : tensor_specs(adapted.model.config())) {
+      if (tensor.kind != TensorKind::norm) continue;
+      const std::string module = tensor.name.substr(0, tensor.name.rfind('.'));
+      const std::string last = module.substr(module.rfind('.') + 1);
+      if (std::ranges::find(norms, last) == norms.end()) norms.push_back(last);
+    }
+    for (const std::string& norm : norms) saved.push_back(norm);
+  }
+  config["modules_to_save"] = saved.empty() ? Json() : saved;
+  config["ensure_weight_tying"] = tied;
+  return config;
+}
+
+namespace {
+
+// The component of PEFT's peft_type; fails where there is none.
+const AdapterComponent& peft_component(const Json& config, const std::string& where) {
   if (!config.is_object() || !config.contains("peft_type") || !config["peft_type"].is_string()) {
     fail("adapter", "{}: names no peft_type; save the adapter again with PEFT.", where);
   }
   const auto type = config["peft_type"].get<std::string>();
-  if (type == "LORA") return;
-  if (type == "TAPE" || type == "FULL") {
+  std::vector<std::string> own{"FULL", "BASE"};
+  std::vector<std::string_view> known;
+  for (const AdapterComponent& adapter : adapter_components().all()) {
+    if (adapter.from_peft == nullptr) {
+      own.push_back(upper(adapter.name));
+    } else if (adapter.peft_type == type) {
+      return adapter;
+    } else {
+      known.push_back(adapter.peft_type);
+    }
+  }
+  for (const PositionComponent& encoding : position_components().all()) own.push_back(upper(encoding.name));
+  if (std::ranges::find(own, type) != own.end()) {
     fail("adapter", "{}: peft_type {} is tapetune's own and needs tapetune.json beside it; copy the whole folder.",
          where, type);
   }
@@ -47,230 +108,48 @@ void refuse_kind(const Json& config, const std::string& where) {
                                                "SHADOW",
                                                "LILY",
                                                "ADAPTION_PROMPT"};
-  fail("adapter", "{}: peft_type {} is not supported, only LORA; {}.", where, type,
-       contains_text(never_merged, type) ? not_mergeable : merge_in_peft);
+  const bool mergeable = std::ranges::find(never_merged, type) == std::end(never_merged);
+  fail("adapter", "{}: peft_type {} is not supported, only {}; {}.", where, type, fmt::join(known, ", "),
+       mergeable ? merge_in_peft : not_mergeable);
 }
 
-// What changes the result and is not done here must not be ignored.
-void refuse_settings(const Json& config, const std::string& where) {
-  const auto refuse = [&](const char* key, const char* remedy) {
-    fail("adapter", "{}: {} = {} is not supported; {}.", where, key, to_text(config[key]), remedy);
-  };
-  for (const char* key : {"rank_pattern", "alpha_pattern", "fan_in_fan_out", "use_bdlora", "trainable_token_indices",
-                          "target_parameters", "monteclora_config", "kasa_config"}) {
-    if (config.contains(key) && !is_unset(config[key])) refuse(key, merge_in_peft);
-  }
-  for (const char* key : {"alora_invocation_tokens", "arrow_config", "layer_replication", "use_qalora"}) {
-    if (config.contains(key) && !is_unset(config[key])) refuse(key, not_mergeable);
-  }
-  if (config.contains("lora_bias") && !is_unset(config["lora_bias"])) {
-    refuse("lora_bias", "PEFT merges it (merge_and_unload) only where the projections have a bias; train without it");
-  }
-  if (config.contains("bias") && !config["bias"].is_null() && config["bias"] != "none") refuse("bias", merge_in_peft);
-  // These starts change the frozen weights too, each time that PEFT loads them.
-  const auto start = config.find("init_lora_weights");
-  if (start == config.end() || !start->is_string()) return;
-  for (const char* kind : {"pissa", "olora", "corda", "loftq", "lora_ga"}) {
-    if (start->get_ref<const std::string&>().starts_with(kind)) refuse("init_lora_weights", merge_in_peft);
-  }
-}
-
-// A later PEFT may have settings that are not known here; PEFT itself warns of such and ignores them.
-void warn_of_unknown(const Json& config, const std::string& where) {
-  constexpr std::string_view known[] = {"alora_invocation_tokens",
-                                        "alpha_pattern",
-                                        "arrow_config",
-                                        "auto_mapping",
-                                        "base_model_name_or_path",
-                                        "bias",
-                                        "corda_config",
-                                        "ensure_weight_tying",
-                                        "eva_config",
-                                        "exclude_modules",
-                                        "fan_in_fan_out",
-                                        "inference_mode",
-                                        "init_lora_weights",
-                                        "kasa_config",
-
-                                        "layer_replication",
-                                        "layers_pattern",
-                                        "layers_to_transform",
-                                        "loftq_config",
-                                        "lora_alpha",
-                                        "lora_bias",
-                                        "lora_dropout",
-                                        "lora_ga_config",
-                                        "megatron_config",
-                                        "megatron_core",
-                                        "modules_to_save",
-                                        "monteclora_config",
-                                        "peft_type",
-                                        "peft_version",
-                                        "qalora_group_size",
-                                        "r",
-                                        "rank_pattern",
-                                        "revision",
-                                        "runtime_config",
-                                        "target_modules",
-                                        "target_parameters",
-                                        "task_type",
-                                        "trainable_token_indices",
-                                        "use_bdlora",
-                                        "use_dora",
-                                        "use_qalora",
-                                        "use_rslora",
-                                        "velora_config"};
-  for (const auto& [key, value] : config.items()) {
-    if (!contains_text(known, key) && !is_unset(value)) {
-      warn("{}: the setting {} = {} is unknown and ignored", where, key, to_text(value));
-    }
-  }
-}
-
-// A projection of a layer; of the head, the layer is the number of layers.
-struct Module {
-  std::int64_t layer = 0;
-  Projection which = Projection::q;
-  auto operator<=>(const Module&) const = default;
-};
-
-std::optional<Module> find_module(std::string_view name, std::int64_t layers) {
-  Module module{layers};
-  constexpr std::string_view before = "model.layers.";
-  if (name.starts_with(before)) {
-    const auto read = std::from_chars(name.data() + before.size(), name.data() + name.size(), module.layer);
-    if (read.ec != std::errc()) return std::nullopt;
-  }
-  for (int which = 0; which <= static_cast<int>(Projection::head); ++which) {
-    module.which = static_cast<Projection>(which);
-    if (module_name(module.layer, module.which) == name) return module;
-  }
-  return std::nullopt;
-}
-
-// Whether target_modules are plain names of projections, which stand for all layers.
-bool targets_are_plain(const Json& config) {
-  const auto found = config.find("target_modules");
-  return found != config.end() && found->is_array() && std::none_of(found->begin(), found->end(), [](const Json& name) {
-           return name.is_string() && name.get_ref<const std::string&>().find('.') != std::string::npos;
-         });
-}
-
-std::set<std::int64_t> listed_layers(const Json& list, const std::string& where) {
-  std::set<std::int64_t> layers;
-  for (const Json& layer : list.is_array() ? list : Json::array({list})) {
-    if (!layer.is_number_integer()) {
-      fail("adapter", "{}: layers_to_transform = {} must be layer numbers; save the adapter again with PEFT.", where,
-           to_text(list));
-    }
-    layers.insert(layer.get<std::int64_t>());
-  }
-  return layers;
-}
-
-// Which modules have LoRA matrices is said by the tensors: target_modules and exclude_modules may be regular
-// expressions. Layers may be without them only where a setting explains it: else tensors are missing, or the adapter is
-// of another model.
-std::vector<std::string> target_words(const Json& config, const StoredTensors& stored, std::int64_t layers,
-                                      const std::string& where) {
-  constexpr std::string_view a_matrix = ".lora_A.weight";
-  std::set<Module> modules;
-  std::set<Projection> targets;
-  std::set<std::int64_t> with;
-  for (const auto& [name, tensor] : stored) {
-    std::string module = name_from_disk(name);
-    if (module.find(".lora_embedding_") != std::string::npos) {
-      fail("adapter", "{}: target_modules has the embeddings ({}), which is not supported; {}.", where, module,
-           merge_in_peft);
-    }
-    if (!module.ends_with(a_matrix)) continue;
-    module.resize(module.size() - a_matrix.size());
-    const std::optional<Module> found = find_module(module, layers);
-    if (!found) {
-      fail("adapter",
-           "{}: target_modules has {}, which is not a projection of a Llama model; is this an adapter for another "
-           "model?",
-           where, module);
-    }
-    modules.insert(*found);
-    targets.insert(found->which);
-    if (found->which != Projection::head) with.insert(found->layer);
-  }
-  std::vector<std::string_view> names;
-  names.reserve(targets.size());
-  for (const Projection which : targets) names.push_back(projection_name(which));
-  std::vector<std::string> words;
-  if (!names.empty()) words.push_back(fmt::format("targets={}", fmt::join(names, ",")));
-
-  const auto given = [&](const char* key) { return config.contains(key) && !is_unset(config[key]); };
-  const bool plain = targets_are_plain(config);
-  if (plain && !given("layers_to_transform") && !given("exclude_modules")) return words;
-  if (plain && given("layers_to_transform")) with = listed_layers(config["layers_to_transform"], where);
-  // PEFT's layers_to_transform leaves out the head too, so that beside a head the layers are excluded one by one.
-  const bool head = targets.contains(Projection::head);
-  if (!head && static_cast<std::int64_t>(with.size()) < layers) {
-    words.push_back(fmt::format("layers_to_transform={}", fmt::join(with, ",")));
-  }
-  if (plain && !given("exclude_modules")) return words;
-  std::vector<std::string> excluded;
-  for (std::int64_t layer = 0; layer < layers; ++layer) {
-    if (!head && !with.contains(layer)) continue;
-    for (const Projection which : targets) {
-      if (which == Projection::head || modules.contains({layer, which})) continue;
-      excluded.push_back(module_name(layer, which).substr(std::string_view("model.").size()));
-    }
-  }
-  if (!excluded.empty()) words.push_back(fmt::format("exclude_modules={}", fmt::join(excluded, ",")));
-  return words;
-}
-
-// What PEFT trained whole, as train_also and untie.
-std::vector<std::string> saved_words(const Json& config, const StoredTensors& stored, const ModelConfig& model,
-                                     const std::string& where) {
+// What PEFT trained whole: train_also and untie. Of the adapter's own tensors the component knows.
+void read_saved_modules(MethodOptions& options, const Json& config, const StoredTensors& stored,
+                        const ModelConfig& model, const std::string& where) {
   const std::string embedding = name_on_disk("model.embed_tokens.weight"), output = name_on_disk("lm_head.weight");
-  std::int64_t norms = 0;
-  for (const auto& [name, tensor] : stored) {
-    const bool lora = name.find(".lora_") != std::string::npos || name.find(".base_layer.") != std::string::npos;
-    if (lora || name == embedding || name == output) continue;
-    if (!name.ends_with("norm.weight")) {
-      fail("adapter", "{}: modules_to_save has {}, but only embed_tokens, lm_head and the norms are supported; {}.",
-           where, name_from_disk(name), merge_in_peft);
-    }
-    ++norms;
+  std::int64_t norms = 0, all_norms = 0;
+  for (const TensorSpec& tensor : tensor_specs(model)) {
+    const bool saved = stored.contains(name_on_disk(tensor.name)), norm = tensor.kind == TensorKind::norm;
+    all_norms += norm ? 1 : 0;
+    norms += norm && saved ? 1 : 0;
+    if (!saved || norm || tensor.kind == TensorKind::embedding || tensor.kind == TensorKind::head) continue;
+    fail("adapter", "{}: modules_to_save has {}, but only embed_tokens, lm_head and the norms are supported; {}.",
+         where, tensor.name, merge_in_peft);
   }
-  if (norms > 0 && norms != 2 * model.layers + 1) {
+  if (norms > 0 && norms != all_norms) {
     fail("adapter", "{}: modules_to_save has {} of the model's {} norms, but only all of them are supported; {}.",
-         where, norms, 2 * model.layers + 1, merge_in_peft);
+         where, norms, all_norms, merge_in_peft);
   }
   const bool tying = config.contains("ensure_weight_tying") && config["ensure_weight_tying"] == true;
   const bool tied = model.tied_embeddings, whole = stored.contains(embedding), head = stored.contains(output);
-  std::vector<std::string_view> also;
-  if (whole) also.emplace_back("embeddings");
-  if (norms > 0) also.emplace_back("norms");
-  if (head && !(tied && tying)) also.emplace_back("lm_head");
-  std::vector<std::string> words{fmt::format("train_also={}", fmt::join(also, ","))};
+  options.train_also.embeddings = whole;
+  options.train_also.norms = norms > 0;
+  options.train_also.head = head && !(tied && tying);
   // PEFT separates a head from embeddings that it trains, unless told to keep them tied.
-  if (tied && !tying && (whole || head)) words.emplace_back("untie=true");
-  return words;
+  options.untie = tied && !tying && (whole || head);
 }
 
 }  // namespace
 
 MethodOptions options_from_peft(const Json& config, const StoredTensors& stored, const ModelConfig& model,
                                 const std::string& where) {
-  refuse_kind(config, where);
-  refuse_settings(config, where);
-  warn_of_unknown(config, where);
-  const auto text = [&](const char* key, const char* otherwise) {
-    const auto found = config.find(key);
-    return found == config.end() || found->is_null() ? std::string(otherwise) : to_text(*found);
-  };
-  std::vector<std::string> words{"rank=" + text("r", "8"), "alpha=" + text("lora_alpha", "8"),
-                                 "dropout=" + text("lora_dropout", "0"), "rslora=" + text("use_rslora", "false"),
-                                 "dora=" + text("use_dora", "false")};
-  for (const std::string& word : target_words(config, stored, model.layers, where)) words.push_back(word);
-  for (const std::string& word : saved_words(config, stored, model, where)) words.push_back(word);
-  return parse_method("lora", words);
+  const AdapterComponent& adapter = peft_component(config, where);
+  std::vector<std::string> words{fmt::format("adapter.type={}", adapter.name)};
+  for (const std::string& word : adapter.from_peft(config, stored, model, where)) words.push_back("adapter." + word);
+  const bool named = std::ranges::any_of(presets(), [&](const Preset& preset) { return preset.name == adapter.name; });
+  MethodOptions options = parse_method(named ? adapter.name : "none", words);
+  read_saved_modules(options, config, stored, model, where);
+  return options;
 }
 
 }  // namespace tapetune

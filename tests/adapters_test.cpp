@@ -1,5 +1,5 @@
 // Every method against the same demands: exact gradients, checkpointing that changes nothing, saving, batches, bf16.
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 
 #include <c10/core/InferenceMode.h>
 
@@ -19,6 +19,10 @@ namespace {
 struct Case {
   std::string name, method;
   std::vector<std::string> words;
+  std::vector<std::int64_t> windows = {};  // of the model's layers; empty: none
+  bool has_tape() const {
+    return method == "tape" || std::ranges::find(words, "positions.encoding=tape") != words.end();
+  }
 };
 
 const std::vector<Case>& cases() {
@@ -39,13 +43,27 @@ const std::vector<Case>& cases() {
       {"tape, dynamic", "tape", {"scaling=dynamic", "factor=2", "width=2", "random_offset=true"}},
       {"tape, not equivariant", "tape", {"equivariant=false"}},
       {"dora on the head", "lora", {"rank=2", "dora=true", "targets=v,lm_head", "train_also=norms"}},
-      {"full", "full", {}}};
+      {"full", "full", {}},
+      {"full and tape", "full", {"positions.encoding=tape"}},
+      {"full and lora", "full", {"rank=2"}},
+      {"nope, everything trains", "none", {"positions.encoding=nope", "train_also=all"}},
+      {"alibi and lora", "lora", {"rank=2", "positions.encoding=alibi", "train_also=norms"}},
+      {"lora in windows", "lora", {"rank=2"}, {5, 0, 3}},
+      {"longlora in windows", "longlora", {"rank=2"}, {5, 0, 3}},
+      {"tape in windows", "tape", {"train_also=norms"}, {5, 3, 0}},
+      {"alibi in windows, everything trains", "full", {"positions.encoding=alibi"}, {5, 4, 3}}};
   return all;
+}
+
+ModelConfig config_of(const Case& which, bool tied) {
+  ModelConfig config = random_config(tied);
+  for (const std::int64_t window : which.windows) config.layer_specs.push_back({true, window});
+  return config;
 }
 
 // A method away from its start, where nothing is zero and every gradient counts.
 AdaptedModel moved(const Case& which, at::ScalarType dtype, bool tied = false) {
-  const ModelConfig config = random_config(tied);
+  const ModelConfig config = config_of(which, tied);
   AdaptedModel adapted =
       adapt(config, random_weights(config, at::kDouble), parse_method(which.method, which.words), dtype, 3);
   const c10::NoGradGuard moving;
@@ -140,7 +158,7 @@ TEST_CASE("methods: checkpointing off, full and selective give the same loss and
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       const AdaptedModel adapted = moved(which, dtype);
       const auto off = gradients(adapted, Checkpointing::off, tokens(2));
-      const std::size_t unused = which.method != "tape" ? 0 : which.name == "tape, not equivariant" ? 8 : 4;
+      const std::size_t unused = !which.has_tape() ? 0 : which.name == "tape, not equivariant" ? 8 : 4;
       CHECK(off.size() + unused == adapted.parameters.size());
       for (const Checkpointing mode : {Checkpointing::full, Checkpointing::selective}) {
         const auto again = gradients(adapted, mode, tokens(2));
@@ -173,7 +191,7 @@ TEST_CASE("methods: an adapter that is saved and loaded gives the same bits") {
       const TempFolder folder;
       const AdaptedModel before = moved(which, at::kFloat, tied);
       save_adapter(before, folder / "adapter", "base", false);
-      const ModelConfig config = random_config(tied);
+      const ModelConfig config = config_of(which, tied);
       const AdaptedModel after =
           load_adapter(config, random_weights(config, at::kDouble), folder / "adapter", at::kFloat);
       REQUIRE(after.parameters.size() == before.parameters.size());

@@ -59,7 +59,7 @@ TEST_CASE("bad method: an unknown one suggests the nearest") {
 
 TEST_CASE("bad method: settings that it does not have, or values that they cannot take") {
   const TinyModel model;
-  refused(model, {"--method", "lora", "rank=0"}, "rank must be an integer >= 1, but is 0");
+  refused(model, {"--method", "lora", "rank=0"}, R"(rank must be an integer >= 1, but is "0")");
   refused(model, {"--method", "lora", "rank=-3"}, R"(but is "-3")");
   refused(model, {"--method", "lora", "rank=8x"}, R"(but is "8x")");
   refused(model, {"--method", "lora", "alpha=0"}, "alpha must be a number above 0");
@@ -120,7 +120,7 @@ TEST_CASE("bad method: groups that do not divide the sequence, heads that cannot
   ModelConfig config = random_config(false);
   config.heads = config.kv_heads = 3;
   CHECK_THROWS_WITH(adapt(config, random_weights(config, at::kFloat), parse_method("longlora", {}), at::kFloat),
-                    "[longlora] half of the heads are shifted, but the model has 3: an even number is needed.");
+                    "[method] half of the heads have shifted groups, but the model has 3: an even number is needed.");
 }
 
 TEST_CASE("bad adapter: of another model, with the tensor and both shapes") {
@@ -180,7 +180,7 @@ TEST_CASE("an adapter whose exclude_modules matches nothing still loads") {
 TEST_CASE("bad adapter: folders that are not adapters") {
   const TinyModel model;
   refused(model, {"--adapter", (model.folder / "nowhere").string()}, "no such folder");
-  refused(model, {"--adapter", model.path()}, "is a checkpoint without TAPE's tensors, not an adapter");
+  refused(model, {"--adapter", model.path()}, "is a checkpoint whose positions have no tensors, not an adapter");
   fs::create_directory(model.folder / "empty");
   refused(model, {"--adapter", (model.folder / "empty").string()}, "has no adapter_model.safetensors");
   const std::string folder = adapter(model, {"lora"});

@@ -104,7 +104,7 @@ TEST_CASE("tables that older versions of transformers stored are known") {
 TEST_CASE("a position encoding that tapetune does not have is refused by name") {
   const Model model;
   model.position(R"({"type": "fire", "width": 32})");
-  refused_by_all(model, {"config.json: position.type \"fire\" is not supported; supported: rope, tape."});
+  refused_by_all(model, {"config.json: position.type \"fire\" is not supported; supported: rope, nope, alibi, tape."});
   const RunResult planned = run({"plan", (model.folder / "recipe.yaml").string(), "context=8", "steps=1",
                                  "adapter=lora", "model=" + model.path(), "data=x.tokens", "run=x"});
   CHECK(planned.exit == 1);
@@ -193,9 +193,9 @@ TEST_CASE("the lab's folders: RoPE and TAPE are computed, the others refused by 
       CHECK(largest_difference(logits.to(at::kDouble), golden) <= (dtype == at::kFloat ? 3e-6 : 1e-6) * largest);
     }
   }
-  const std::vector<std::string> types{"nope",       "alibi",       "randpe",           "fire",
-                                       "xpos",       "t5",          "tape-attention",   "tape-dense",
-                                       "tape-split", "tape-vector", "tape-feedforward", "tape-yarn"};
+  const std::vector<std::string> types{"randpe",           "fire",       "xpos",       "t5",
+                                       "tape-attention",   "tape-dense", "tape-split", "tape-vector",
+                                       "tape-feedforward", "tape-yarn"};
   for (const std::string& type : types) {
     CHECK_THAT(error_of([&] { open_checkpoint(lab / type); }),
                Contains("position.type \"" + type + "\" is not supported"));

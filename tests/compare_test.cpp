@@ -93,7 +93,7 @@ TEST_CASE("compare trains, measures and reports, a second call measures nothing 
   CHECK(results["entries"][0]["method"] == "none");
   CHECK(results["entries"][0]["perplexity"][0][4]["beyond_context"] == true);  // the model is made for 48 tokens
   CHECK(results["entries"][2]["losses"].size() == 6);
-  CHECK(results["differences"]["adapter.method"] == from_text(R"(["lora", "tape"])"));
+  CHECK(results["differences"]["method"] == from_text(R"(["lora", "tape"])"));
 
   const RunResult second = run(setup.words("out"));
   CHECK(second.exit == 0);
@@ -115,10 +115,10 @@ TEST_CASE("results.json: differing settings have their own types, and only cost 
   REQUIRE(result.exit == 0);
   const Json json = from_text(read_file(setup.path("out/results.json")));
   const Json& differences = json["differences"];
-  CHECK(differences["adapter.method"] == from_text(R"(["lora", "tape"])"));
+  CHECK(differences["method"] == from_text(R"(["lora", "tape"])"));
   CHECK(differences["adapter.rank"] == from_text("[2, 4]"));
   CHECK(differences["adapter.targets"] == from_text(R"([["q", "k", "v", "o"], ["q", "v"]])"));
-  CHECK(differences["adapter.width"] == from_text("[null, 4]"));
+  CHECK(differences["positions.width"] == from_text("[null, 4]"));
   CHECK(differences["optimizer.lr"] == from_text("[0.001, 0.0025]"));
   CHECK(differences["train_also"] == from_text(R"([[], ["norms"]])"));
   CHECK(differences["untie"] == from_text("[false, true]"));

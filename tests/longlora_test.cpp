@@ -1,5 +1,5 @@
 // Attention in shifted groups against a plain mask, and the promise that nobody sees the future.
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "catch.h"
 #include "model/attention.h"
 #include "support.h"
@@ -12,10 +12,10 @@ using namespace tapetune::test;
 namespace {
 
 // [H, N, N]: true where a query may not look.
-at::Tensor hidden_pairs(const kernels::Cuts& cuts, std::int64_t heads, std::int64_t length) {
+at::Tensor hidden_pairs(const kernels::Visible& visible, std::int64_t heads, std::int64_t length) {
   const at::Tensor hidden = at::ones({heads, length, length}, at::kBool);
   for (std::int64_t h = 0; h < heads; ++h) {
-    const auto& starts = h < heads / 2 ? cuts.first : cuts.second;
+    const auto& starts = visible.regions[h < heads / 2 ? 0 : 1].starts;
     for (std::int64_t i = 0; i < length; ++i) {
       const std::int64_t begin = *(std::upper_bound(starts.begin(), starts.end(), i) - 1);
       hidden[h][i].narrow(0, begin, i + 1 - begin).fill_(false);
@@ -34,7 +34,8 @@ AdaptedModel longlora(const std::vector<std::string>& words, at::ScalarType dtyp
 TEST_CASE("shifted groups: a quarter by default, half a group shifted, nothing wraps round") {
   const AdaptedModel adapted = longlora({}, at::kFloat);
   const Training training;
-  const kernels::Visible visible = adapted.model.components().attention->visible({adapted.model.config(), 1024, &training});
+  const kernels::Visible visible =
+      adapted.model.components().attention->visible({adapted.model.config(), 1024, &training});
   CHECK(visible.regions[0].starts == std::vector<std::int64_t>{0, 256, 512, 768});
   CHECK(visible.regions[1].starts == std::vector<std::int64_t>{0, 128, 384, 640, 896});
   CHECK(adapted.model.components().attention->visible({adapted.model.config(), 1024, nullptr}).regions.empty());
@@ -60,8 +61,9 @@ TEST_CASE("shifted groups equal attention under a mask, forward and gradient") {
     in.q = random(heads);
     in.k = random(kv_heads);
     in.v = random(kv_heads);
-    in.scale = 0.25;
-    in.cuts = {{0, 16, 32, 48}, {0, 8, 24, 40, 56}};
+    in.scores.scale = 0.25;
+    in.scores.visible.regions = {{.head = 0, .heads = heads / 2, .starts = {0, 16, 32, 48}},
+                                 {.head = heads / 2, .heads = heads / 2, .starts = {0, 8, 24, 40, 56}}};
     const at::Tensor out = causal_attention(in).values, weight = at::randn_like(out);
     const auto ours = torch::autograd::grad({(out * weight).sum()}, {in.q, in.k, in.v});
 
@@ -70,8 +72,9 @@ TEST_CASE("shifted groups equal attention under a mask, forward and gradient") {
     const auto by_head = [&, h = heads](const at::Tensor& t) {
       return t.transpose(1, 2).repeat_interleave(h / t.size(2), 1);  // [B, H, N, D]
     };
-    const at::Tensor scores = at::matmul(by_head(q), by_head(k).transpose(2, 3)) * in.scale;
-    const at::Tensor weights = at::softmax(scores.masked_fill(hidden_pairs(in.cuts, heads, length), -INFINITY), -1);
+    const at::Tensor scores = at::matmul(by_head(q), by_head(k).transpose(2, 3)) * in.scores.scale;
+    const at::Tensor weights =
+        at::softmax(scores.masked_fill(hidden_pairs(in.scores.visible, heads, length), -INFINITY), -1);
     const at::Tensor expected = at::matmul(weights, by_head(v)).transpose(1, 2);
     CHECK(largest_difference(out.detach(), expected.detach()) < tolerance);
     const auto theirs = torch::autograd::grad({(expected * weight.to(at::kDouble)).sum()}, {q, k, v});

@@ -1,5 +1,5 @@
 // Merging: the arithmetic against whole matrices, the model against the adapter beside its base, and bad company.
-#include "merge/merge.h"
+#include "export/merge.h"
 
 #include <c10/core/InferenceMode.h>
 #include <sched.h>
@@ -12,11 +12,11 @@
 
 #include "adapters/checkpoints.h"
 #include "adapters/peft.h"
+#include "adapters/positions/tape/tape_files.h"
 #include "catch.h"
 #include "core/error.h"
 #include "core/json.h"
-#include "merge/tape_files.h"
-#include "merge/verify.h"
+#include "export/verify.h"
 #include "support.h"
 #include "train/base.h"
 
@@ -157,8 +157,9 @@ TEST_CASE("merge: scale B A is added in f32 and rounded once, with DoRA's length
       const MergeInput input = open_merge(run);
       const Merged merged(input);
       const auto trained = adapter_tensors(run);
-      const MethodOptions& o = input.method;
-      const double rank = static_cast<double>(o.rank), scale = o.alpha / (o.rslora ? std::sqrt(rank) : rank);
+      const Settings& lora = input.method.adapter;
+      const auto rank = static_cast<double>(lora.whole("rank"));
+      const double scale = lora.number("alpha") / (lora.flag("rslora") ? std::sqrt(rank) : rank);
       int adapted = 0;
       for (const PlannedTensor& tensor : merged.tensors()) {
         INFO(tensor.name << " " << toString(dtype));
@@ -168,7 +169,8 @@ TEST_CASE("merge: scale B A is added in f32 and rounded once, with DoRA's length
           ++adapted;
           at::Tensor sum = expected.to(at::kFloat) +
                            at::mm(trained.at(module + "lora_B.weight"), trained.at(module + "lora_A.weight")) * scale;
-          if (o.dora) sum = sum * (trained.at(module + "lora_magnitude_vector") / sum.norm(2, 1)).unsqueeze(1);
+          if (lora.flag("dora"))
+            sum = sum * (trained.at(module + "lora_magnitude_vector") / sum.norm(2, 1)).unsqueeze(1);
           expected = sum.to(dtype);
         }
         CHECK(tensor.dtype == dtype);
@@ -178,7 +180,7 @@ TEST_CASE("merge: scale B A is added in f32 and rounded once, with DoRA's length
         // Nearly all to the last bit: a sum may be taken in another order.
         CHECK(got.eq(expected).to(at::kFloat).mean().item<double>() > 0.95);
       }
-      CHECK(adapted == (o.dora ? 6 : 12));
+      CHECK(adapted == (lora.flag("dora") ? 6 : 12));
     }
   }
 }
@@ -322,8 +324,9 @@ TEST_CASE("merge: where it comes from stands beside the weights") {
   CHECK(json["method"]["method"] == "lora");
   CHECK(json["recipe"] == read_file(run / "recipe.yaml"));
   const std::string card = read_file(bench.out() / "README.md");
-  CHECK_THAT(card, Contains("from_pretrained(\"out\"") && Contains(bench.base().string()) && Contains("lora rank=8") &&
-                       Contains("128 (base model: 64)") && Contains("vllm serve out --max-model-len 128\n"));
+  CHECK_THAT(card, Contains("from_pretrained(\"out\"") && Contains(bench.base().string()) &&
+                       Contains("`lora scaling=linear factor=2 rank=8") && Contains("128 (base model: 64)") &&
+                       Contains("vllm serve out --max-model-len 128\n"));
 }
 
 TEST_CASE("merge: model_max_length is raised to the new context, and kept where it is larger or absent") {
@@ -350,7 +353,7 @@ TEST_CASE("merge: TAPE's folder has its position tensors, its code, and a config
   merge(input, to(bench.out()));
   for (const TapeFile& file : tape_files()) {
     CHECK(read_file(bench.out() / std::string(file.name)) == file.text);
-    CHECK(file.text == read_file(fs::path(source_folder) / "src/merge/tape" / std::string(file.name)));
+    CHECK(file.text == read_file(fs::path(source_folder) / "adapters/positions/tape" / std::string(file.name)));
   }
   const Json config = from_text(read_file(bench.out() / "config.json"));
   CHECK(config["model_type"] == "tape_llama");
@@ -385,7 +388,7 @@ TEST_CASE(
     const Checkpoint merged = open_checkpoint(out);
     const at::Tensor expected = adapted_logits(open_merge(before));
     const AdaptedModel model = open_adapted(merged, map_weights(merged), at::kFloat);
-    CHECK(model.options.width == 2);
+    CHECK(model.options.positions.whole("width") == 2);
     CHECK((logits_of(model.model) - expected).abs().max().item<double>() < 1e-5);
     CHECK((logits_of(Llama::open(merged, at::kFloat)) - expected).abs().max().item<double>() > 0.01);
     merge(open_merge(out), to(again));
@@ -410,7 +413,7 @@ TEST_CASE(
     INFO(words.front());
     const RunResult result = run(words);
     CHECK(result.exit == 1);
-    CHECK_THAT(result.err, Contains("TAPE's") && Contains(why));
+    CHECK_THAT(result.err, Contains("position") && Contains(why));
     CHECK_FALSE(fs::exists(no));
   };
   refused({"convert", out, "--out", no}, "tapetune merge");
@@ -456,16 +459,16 @@ TEST_CASE("merge --adapter: a copy that loads alike, --no-with-base for tape") {
   const std::string alone = (bench.folder / "alone").string();
   const RunResult tape = run({"merge", (bench.folder / "tape").string(), "--no-with-base", "--out", alone});
   CHECK(tape.exit == 0);
-  CHECK_THAT(tape.err, Contains("note: only tapetune loads a TAPE adapter, PEFT does not"));
+  CHECK_THAT(tape.err, Contains("note: only tapetune loads this adapter (tape), PEFT does not"));
   CHECK_THAT(tape.out, Contains("wrote " + alone + " (5 files, "));
   CHECK(fs::exists(fs::path(alone) / "adapter_model.safetensors"));
   CHECK_FALSE(fs::exists(fs::path(alone) / "model.safetensors"));
   const RunResult copied = run({"merge", (bench.folder / "tape").string(), "--adapter", "--out", alone, "--force"});
   CHECK(copied.exit == 0);
-  CHECK_THAT(copied.err, Contains("note: only tapetune loads a TAPE adapter, PEFT does not"));
+  CHECK_THAT(copied.err, Contains("note: only tapetune loads this adapter (tape), PEFT does not"));
   const RunResult other = merge_run(bench, {"--no-with-base", "--force"});
   CHECK(other.exit == 1);
-  CHECK_THAT(other.err, Contains("is for tape") && Contains("--adapter"));
+  CHECK_THAT(other.err, Contains("PEFT does not load, as tape's") && Contains("--adapter"));
   bench.make_run("full", {}, "full");
   const RunResult full = run({"merge", (bench.folder / "full").string(), "--adapter", "--out", alone, "--force"});
   CHECK(full.exit == 1);

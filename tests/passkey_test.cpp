@@ -1,7 +1,7 @@
 // Pass keys: the papers' prompts, what counts as an answer, and prompts that share what they begin with.
 #include "eval/passkey.h"
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "catch.h"
 #include "support.h"
 

@@ -2,7 +2,7 @@
 // seed draws stays the same: names and order of parameters, starting values, dropout.
 #include <algorithm>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "catch.h"
 #include "checkpoint/writer.h"
 #include "model/loss.h"

@@ -1,6 +1,6 @@
 // What `plan` says beforehand against what then happens.
 #include "plan/plan.h"
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "catch.h"
 #include "core/json.h"
 #include "model/loss.h"

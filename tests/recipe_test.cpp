@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "catch.h"
 #include "core/error.h"
 #include "recipe/shipped.h"
@@ -79,10 +79,16 @@ const std::map<std::string, std::string> others{{"model", "other"},
                                                 {"model_hash", "blake3-00"},
                                                 {"run", "runs/y"},
                                                 {"context", "128"},
+                                                {"method", "theta-scaling"},
+                                                {"positions.encoding", "rope"},
+                                                {"positions.mix", "per-head"},
+                                                {"positions.width", "2"},
+                                                {"positions.random_offset", "true"},
+                                                {"positions.equivariant", "false"},
                                                 {"positions.scaling", "none"},
                                                 {"positions.factor", "2"},
                                                 {"positions.theta", "500000"},
-                                                {"adapter.method", "theta-scaling"},
+                                                {"adapter.type", "none"},
                                                 {"adapter.rank", "16"},
                                                 {"adapter.alpha", "32"},
                                                 {"adapter.dropout", "0.1"},
@@ -91,11 +97,9 @@ const std::map<std::string, std::string> others{{"model", "other"},
                                                 {"adapter.exclude_modules", "[layers.0.self_attn.q_proj]"},
                                                 {"adapter.rslora", "true"},
                                                 {"adapter.dora", "true"},
-                                                {"adapter.group", "16"},
-                                                {"adapter.mix", "per-head"},
-                                                {"adapter.width", "2"},
-                                                {"adapter.random_offset", "true"},
-                                                {"adapter.equivariant", "false"},
+                                                {"attention.pattern", "shifted"},
+                                                {"attention.group", "16"},
+                                                {"attention.window", "none"},
                                                 {"train_also", "[embeddings, lm_head]"},
                                                 {"untie", "true"},
                                                 {"init_from", "adapters/x"},
@@ -124,9 +128,10 @@ const std::map<std::string, std::string> others{{"model", "other"},
 
 // The settings that a key needs to be allowed at all.
 std::vector<std::string> company(const std::string& key) {
-  if (key == "adapter.group") return {"adapter.method=longlora"};
-  if (key == "adapter.mix" || key == "adapter.width" || key == "adapter.random_offset" || key == "adapter.equivariant")
-    return {"adapter.method=tape"};
+  if (key == "attention.group") return {"method=longlora"};
+  if (key == "positions.mix" || key == "positions.width" || key == "positions.random_offset" ||
+      key == "positions.equivariant")
+    return {"method=tape"};
   if (key == "schedule.min_lr") return {"schedule.kind=cosine"};
   if (key == "eval_every") return {"held_out=0.5"};
   return {};
@@ -177,14 +182,15 @@ TEST_CASE("recipe: those of the papers have the papers' settings") {
     CHECK(r.method.factor == 2.0);
     CHECK(r.method.scaling == (entry.path().stem() == "tape-yarn" ? RopeType::yarn : RopeType::linear));
     CHECK(r.method.theta.has_value() == (entry.path().stem() == "theta-scaling"));
-    const bool full = r.method.method == "full";
-    CHECK(r.method.train_embeddings == !full);
-    CHECK(r.method.train_norms == !full);
+    const bool full = r.method.preset == "full";
+    CHECK(r.method.train_also.all == full);
+    CHECK(r.method.train_also.embeddings == !full);
+    CHECK(r.method.train_also.norms == !full);
     if (full || entry.path().stem() == "tape" || entry.path().stem() == "tape-yarn") continue;
-    CHECK(r.method.rank == 8);
-    CHECK(r.method.alpha == 16);
+    CHECK(r.method.adapter.whole("rank") == 8);
+    CHECK(r.method.adapter.number("alpha") == 16);
   }
-  CHECK(read_recipe(folder / "tape.yaml").method.rank == 0);
+  CHECK(read_recipe(folder / "tape.yaml").method.adapter.type == "none");
 }
 
 TEST_CASE("recipe: five errors in one file are all reported with their lines") {
@@ -249,7 +255,7 @@ TEST_CASE("recipe: keys that are unknown or in the wrong place say which was mea
   refused(std::string(right) + "schedule: {kidn: cosine}\n", "(did you mean kind?)");
   refused(std::string(right) + "steps: 11\n", "r.yaml:9: steps is given twice; the first is on line 6.");
   refused(right, "scaling does not belong under adapter; write positions.scaling", {"adapter.scaling=linear"});
-  refused(right, "method lora has no setting \"rnak\"; it takes method, rank, alpha", {"adapter.rnak=4"});
+  refused(right, "method lora has no setting \"rnak\"; it takes type, rank, alpha", {"adapter.rnak=4"});
   refused(right, "(did you mean rank?)", {"adapter.rnak=4"});
   refused(right, "there is no method \"lroa\"", {"adapter.method=lroa"});
   // An unknown method does not make its settings wrong.
@@ -286,19 +292,20 @@ TEST_CASE("recipe: every key refuses what is not of its kind, by name") {
   refused(std::string(right) + "optimizer: [1]\n", "r.yaml:9: optimizer must be a map of lr, betas");
   refused(std::string(right) + "seed:\n", "r.yaml:9: seed has no value; give one, or remove the key.");
   refused(std::string(right) + "dtype: bf61\n", "(did you mean bf16?)");
-  refused("model: base\ndata: a\nrun: b\ncontext: 8\nsteps: 1\nadapter:\n  method:\n",
-          "r.yaml:7: adapter.method must be");
+  refused("model: base\ndata: a\nrun: b\ncontext: 8\nsteps: 1\nadapter:\n  method:\n", "r.yaml:7: method must be");
 }
 
 TEST_CASE("recipe: what cannot be together") {
-  refused(right, "positions.scaling linear needs a factor", {"positions.scaling=linear"});
-  refused(right, "positions.scaling none takes no factor", {"positions.scaling=none", "positions.factor=2"});
-  refused(right, "method full has no setting \"rank\"; it takes method.", {"adapter={method: full, rank: 8}"});
+  refused(right, "positions.scaling=linear needs a factor", {"positions.scaling=linear"});
+  refused(right, "positions.scaling=none takes no factor", {"positions.scaling=none", "positions.factor=2"});
+  CHECK(with({"adapter={method: full, rank: 4}"}).method.adapter.whole("rank") == 4);
+  refused(right, "adapter.dora needs frozen weights, but train_also has all of them",
+          {"adapter={method: full, rank: 4, dora: true}"});
   refused(right, "train_also: method full trains everything already", {"adapter=full", "train_also=norms"});
   refused(right, "method none has no trainable parameters", {"adapter=none"});
-  refused(right, "adapter.rank must be an integer >= 1, but is 0", {"adapter.rank=0"});
+  refused(right, R"(adapter.rank must be an integer >= 1, but is "0")", {"adapter.rank=0"});
   refused(right, "method lora has no setting \"group\"", {"adapter.group=0.5"});
-  refused(right, "command line: tape has no LoRA matrices unless it is given a rank",
+  refused(right, "command line: method tape has no LoRA matrices unless it is given a rank",
           {"adapter={method: tape, dora: true}"});
   for (const std::string group : {"0.3", "24", "2.5", "1", "0.015625", "128"}) {
     refused(right, "which do not fit context 64", {fmt::format("adapter={{method: longlora, group: {}}}", group)});
@@ -314,7 +321,7 @@ TEST_CASE("recipe: what cannot be together") {
   refused(scratch, "model.kv_heads 3 does not divide model.heads 4", {"model.kv_heads=3"});
   refused(scratch, "model.heads 5 does not divide model.hidden 32", {"model.heads=5", "model.kv_heads=5"});
   refused(scratch, "a head is 7 wide", {"model.head_dim=7"});
-  refused(scratch, "longlora shifts half of the heads, but there are 1",
+  refused(scratch, "half of the heads have shifted groups, but the model has 1",
           {"model.heads=1", "model.kv_heads=1", "adapter=longlora"});
   refused(scratch, "model.hidden is missing", {"model={init: random, layers: 2, heads: 4, ffn: 8, vocab: 9}"});
   refused(
@@ -322,7 +329,7 @@ TEST_CASE("recipe: what cannot be together") {
       "model.heads: 2\nmodel.ffn: 8\nmodel.vocab: 9\n",
       "r.yaml:1: model is both a folder and a map of keys");
   refused("data: a\nrun: b\ncontext: 8\nsteps: 1\nadapter: lora\n", "model is missing");
-  refused("model: m\ndata: a\nrun: b\ncontext: 8\nsteps: 1\n", "adapter is missing");
+  refused("model: m\ndata: a\nrun: b\ncontext: 8\nsteps: 1\n", "method is missing");
 }
 
 TEST_CASE("recipe: settings go over the file, with the same checks") {
@@ -332,9 +339,9 @@ TEST_CASE("recipe: settings go over the file, with the same checks") {
   CHECK(r.steps == 30);
   CHECK(r.optimizer.lr == 1e-4);
   CHECK(r.optimizer.beta2 == 0.9);
-  CHECK(r.method.rank == 16);
-  CHECK(r.method.train_embeddings);
-  CHECK((r.method.targets == std::vector<Projection>{Projection::q, Projection::v}));
+  CHECK(r.method.adapter.whole("rank") == 16);
+  CHECK(r.method.train_also.embeddings);
+  CHECK((r.method.adapter.words("targets") == std::vector<std::string>{"q", "v"}));
   CHECK(r.method.scaling == RopeType::linear);  // what a factor alone means
   CHECK(r.model == "/with space/and=sign");
   REQUIRE(r.data.size() == 2);
@@ -365,7 +372,7 @@ TEST_CASE("recipe: settings go over the file, with the same checks") {
   CHECK(unscaled.method.scaling == RopeType::standard);
   CHECK_FALSE(unscaled.method.factor);
   CHECK_FALSE(with({"positions=null"}, scaled).method.scaling);
-  CHECK(with({"adapter=tape"}, std::string(right)).method.rank == 0);
+  CHECK(with({"adapter=tape"}, std::string(right)).method.adapter.type == "none");
   refused(right, "method tape has no setting \"group\"", {"adapter.method=tape", "adapter.group=4"});
   CHECK(problems(right, {"model=null"}).size() == 1);
 
@@ -388,12 +395,14 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
         "data: a.tokens\n"
         "run: runs/x\n"
         "context: 64\n"
+        "method: lora\n"
         "positions:\n"
+        "  encoding: model\n"
         "  scaling: null\n"
         "  factor: null\n"
         "  theta: null\n"
         "adapter:\n"
-        "  method: lora\n"
+        "  type: lora\n"
         "  rank: 8\n"
         "  alpha: 16\n"
         "  dropout: 0\n"
@@ -402,6 +411,9 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
         "  exclude_modules: null\n"
         "  rslora: false\n"
         "  dora: false\n"
+        "attention:\n"
+        "  pattern: full\n"
+        "  window: model\n"
         "train_also: []\n"
         "untie: false\n"
         "init_from: null\n"
@@ -433,7 +445,9 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
 
   // Every key with another value: it is in the resolved text, comes back, and is the difference.
   for (const RecipeKey& key : recipe_keys()) {
-    if (key.name == "model.init" || key.name == "adapter.method" || key.name == "schedule.kind") continue;
+    // Which other keys there are depends on these.
+    const bool chooses = key.name == "method" || key.name == "adapter.type" || key.name == "attention.pattern";
+    if (key.name == "model.init" || chooses || key.name == "schedule.kind") continue;
     INFO(key.name);
     const Recipe before = with(company(key.name), base_of(key.name));
     std::vector<std::string> words = company(key.name);
@@ -449,10 +463,10 @@ TEST_CASE("recipe: resolved, it has every key and reads back the same") {
     CHECK(own->affects_result == (key.affects_result && key.name != "steps"));
     if (key.name != "data") CHECK(own->after == others.at(key.name));
   }
-  for (const Method& method : methods()) {
-    if (method.name == "none") continue;
-    const Recipe r = with({"adapter=" + std::string(method.name)});
-    CHECK(method_json(r.method) == method_json(parse_method(method.name, {})));
+  for (const Preset& preset : presets()) {
+    if (preset.name == "none") continue;
+    const Recipe r = with({"adapter=" + std::string(preset.name)});
+    CHECK(method_json(r.method) == method_json(parse_method(preset.name, {})));
     CHECK(differences(r, parse_recipe(recipe_yaml(r), "resolved")).empty());
   }
 }
@@ -514,9 +528,11 @@ TEST_CASE("recipe: differences tell what may change when a run is resumed") {
   CHECK(differences(with({"schedule=cosine"}), with({"schedule=cosine", "steps=20"}))[0].affects_result);
   // Settings that only one of the two methods has.
   const auto methods = differences(a, with({"adapter={method: longlora}"}));
-  REQUIRE(methods.size() == 2);
-  CHECK(methods[1].key == "adapter.group");
-  CHECK(methods[1].before == "nothing");
+  REQUIRE(methods.size() == 3);
+  CHECK(methods[0].key == "method");
+  CHECK(methods[1].key == "attention.pattern");
+  CHECK(methods[2].key == "attention.group");
+  CHECK(methods[2].before == "nothing");
 }
 
 TEST_CASE("recipe: a model from scratch has a config") {
@@ -526,7 +542,7 @@ TEST_CASE("recipe: a model from scratch has a config") {
   CHECK(config.head_dim == 8);
   CHECK(config.kv_heads == 2);
   CHECK(config.context == 16);  // which the scaling stretches to 64
-  CHECK(with({}, scratch).method.method == "full");
+  CHECK(with({}, scratch).method.preset == "full");
   CHECK(parse_config(write_config(config, "float32"), "config.json").vocab_size == 61);
 }
 

@@ -2,7 +2,7 @@
 // positions matter.
 #include <c10/core/InferenceMode.h>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "adapters/checkpoints.h"
 #include "catch.h"
 #include "eval/shift.h"

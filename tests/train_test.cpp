@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "catch.h"
 #include "checkpoint/writer.h"
 #include "core/json.h"

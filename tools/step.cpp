@@ -6,7 +6,7 @@
 #include <chrono>
 #include <iostream>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "core/json.h"
 #include "core/memory.h"
 #include "model/loss.h"

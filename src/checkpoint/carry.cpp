@@ -89,4 +89,12 @@ void drop_foreign_code(std::map<std::string, std::string>& files) {
   }
 }
 
+Json tokenizer_settings(const fs::path& folder) {
+  const fs::path file = folder / "tokenizer_config.json";
+  std::error_code status;
+  if (folder.empty() || !fs::exists(file, status)) return Json::object();
+  Json json = parse_json(read_text(file), "merge", file.string());
+  return json.is_object() ? json : Json::object();
+}
+
 }  // namespace tapetune

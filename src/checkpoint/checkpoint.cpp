@@ -49,7 +49,8 @@ const StoredEncoding* encoding_of(const ModelConfig& config, const StoredTensors
                                   std::span<const StoredEncoding> encodings) {
   const auto matches = [&](const StoredEncoding& encoding) {
     if (!config.position.empty()) return encoding.type == config.position;
-    return std::ranges::any_of(tensors, [&](const auto& entry) { return encoding.owns(config, entry.first); });
+    return encoding.owns != nullptr &&
+           std::ranges::any_of(tensors, [&](const auto& entry) { return encoding.owns(config, entry.first); });
   };
   const auto found = std::ranges::find_if(encodings, matches);
   return found == encodings.end() ? nullptr : &*found;
@@ -62,7 +63,7 @@ void require_claimed(const CheckpointFolder& folder, const std::vector<TensorSpe
   for (const TensorSpec& tensor : expected) known.insert(tensor.name);
   std::vector<std::string_view> unclaimed;
   for (const auto& [name, stored] : folder.tensors) {
-    const bool owned = encoding != nullptr && encoding->owns(folder.config, name);
+    const bool owned = encoding != nullptr && encoding->owns != nullptr && encoding->owns(folder.config, name);
     if (!owned && !known.contains(name) && !is_derived(name)) unclaimed.push_back(name);
   }
   if (unclaimed.empty()) return;
@@ -77,10 +78,10 @@ void require_claimed(const CheckpointFolder& folder, const std::vector<TensorSpe
 
 void require_known_position(const ModelConfig& config, std::span<const StoredEncoding> encodings,
                             std::string_view where) {
-  std::string known = "rope";
+  std::string known;
   for (const StoredEncoding& encoding : encodings) {
     if (encoding.type == config.position) return;
-    known += fmt::format(", {}", encoding.type);
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", encoding.type);
   }
   if (config.position.empty() || config.position == "rope") return;
   fail("config", "{}: position.type \"{}\" is not supported; supported: {}.", where, config.position, known);
@@ -141,7 +142,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& folder, std::span<const
     }
   }
   const StoredEncoding* encoding = encoding_of(config, checkpoint.stored(), encodings);
-  config.position = encoding != nullptr ? encoding->type : "rope";
+  if (encoding != nullptr) config.position = encoding->type;
   require_claimed(checkpoint.folder_, all, encoding);
   return checkpoint;
 }

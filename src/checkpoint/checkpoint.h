@@ -23,13 +23,13 @@ at::Tensor rows_from(const StoredTensor& stored, std::int64_t begin, std::int64_
 // How many of them make a good piece: about four million numbers.
 std::int64_t rows_at_once(const std::vector<std::int64_t>& shape);
 
-// A position encoding that stores tensors beside those of the architecture.
+// A position encoding, which may store tensors beside those of the architecture.
 struct StoredEncoding {
-  std::string_view type;  // config.json's position.type
-  bool (*owns)(const ModelConfig& config, std::string_view tensor);
+  std::string_view type;                                             // config.json's position.type
+  bool (*owns)(const ModelConfig& config, std::string_view tensor);  // null: it stores none
 };
 
-// Fails where config.json asks for a position encoding that is neither RoPE nor one of these; `where` names the file.
+// Fails where config.json asks for a position encoding that is none of these; `where` names the file.
 void require_known_position(const ModelConfig& config, std::span<const StoredEncoding> encodings,
                             std::string_view where);
 

@@ -292,6 +292,10 @@ std::string_view architecture_name(Architecture architecture) {
 
 std::string_view rope_type_name(RopeType type) { return rope_types[static_cast<std::size_t>(type)]; }
 
+LayerSpec ModelConfig::layer(std::int64_t index) const {
+  return layer_specs.empty() ? LayerSpec() : layer_specs[static_cast<std::size_t>(index)];
+}
+
 std::int64_t ModelConfig::longest_context() const {
   // Dynamic scaling is the one kind whose max_position_embeddings stays that of the original model.
   if (rope.type != RopeType::dynamic) return context;

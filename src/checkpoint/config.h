@@ -28,6 +28,13 @@ struct RopeConfig {
   bool operator==(const RopeConfig&) const = default;
 };
 
+// In what layers of one model may differ.
+struct LayerSpec {
+  bool rotates = true;      // queries and keys are turned by their positions
+  std::int64_t window = 0;  // tokens that a token sees, itself included; 0: all before it
+  bool operator==(const LayerSpec&) const = default;
+};
+
 struct ModelConfig {
   Architecture architecture = Architecture::llama;
   std::int64_t vocab_size = 0;
@@ -45,11 +52,13 @@ struct ModelConfig {
   bool tied_embeddings = false;
   std::optional<std::int64_t> sliding_window;  // said by the config, not applied: attention is full
   std::optional<std::int64_t> bos;
-  std::vector<std::int64_t> eos;  // any of these ends a text
+  std::vector<std::int64_t> eos;       // any of these ends a text
+  std::vector<LayerSpec> layer_specs;  // one a layer; empty: all are alike, with rotation and no window
   RopeConfig rope;
   std::string position;  // the position encoding, config.json's position.type; empty: it names none
   std::string json;      // the text it was read from; keys that are not ours survive a round trip
 
+  LayerSpec layer(std::int64_t index) const;
   // The longest sequence that the rotary settings are made for.
   std::int64_t longest_context() const;
 };

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "adapters/component.h"
 #include "checkpoint/writer.h"
 #include "cli/numbers.h"
 #include "cli/options.h"
@@ -31,7 +32,7 @@ void run_gradients(const Gradients& options) {
   if (tokens.size() < 2) fail("check", "a loss needs two tokens at least, but there is {}.", tokens.size());
   const AdaptedModel adapted = options.model.load(checkpoint);
   if (adapted.parameters.empty())
-    fail("check", "method {} has no trainable parameters; choose another.", adapted.options.method);
+    fail("check", "method {} has no trainable parameters; choose another.", adapted.options.name());
   const at::Tensor all = at::tensor(tokens, at::kLong);
   const std::int64_t length = all.size(0);
   ForwardInput in;
@@ -65,6 +66,19 @@ void draw_zeros(const AdaptedModel& adapted, double spread, std::uint64_t seed) 
   }
 }
 
+// The encoding to show where none is asked for: one whose invariance has a counterexample.
+std::string_view shown_encoding() {
+  const auto& all = position_components().all();
+  return std::ranges::find_if(all, [](const PositionComponent& each) { return !each.ablation.empty(); })->name;
+}
+
+// With one of its positions' settings, "key=value".
+MethodOptions with_setting(MethodOptions method, std::string_view setting) {
+  const std::size_t equals = setting.find('=');
+  set_setting(method, Section::positions, setting.substr(0, equals), setting.substr(equals + 1));
+  return method;
+}
+
 void run_shift(const Shift& options) {
   const c10::NoGradGuard evaluation;
   const Checkpoint checkpoint = options.model.open();
@@ -85,14 +99,17 @@ void run_shift(const Shift& options) {
   models.emplace_back("RoPE", plain.load(checkpoint));
   const bool given = !options.model.adapter.empty() || !options.model.method.empty();
   ModelOptions adapted = options.model;
-  if (!given) adapted.method = {"tape"};
+  if (!given) adapted.method = {std::string(shown_encoding())};
   models.emplace_back("", adapted.load(checkpoint));
-  models.back().first = models.back().second.options.method == "tape" ? "TAPE" : models.back().second.options.method;
-  if (!models.back().second.options.equivariant) models.back().first += " without equivariance";
-  if (adapted.adapter.empty() && models.back().first == "TAPE") {
+  const MethodOptions& method = models.back().second.options;
+  const PositionComponent& encoding = position_component(method, checkpoint.config());
+  models.back().first = encoding.ablation.empty() ? method.name() : std::string(encoding.title);
+  if (!encoding.ablation.empty() && method == with_setting(method, encoding.ablation)) {
+    models.back().first = encoding.ablated;
+  } else if (!encoding.ablation.empty() && adapted.adapter.empty()) {
     ModelOptions broken = adapted;
-    broken.method.emplace_back("equivariant=false");
-    models.emplace_back("TAPE without equivariance", broken.load(checkpoint));
+    broken.method.emplace_back(encoding.ablation);
+    models.emplace_back(encoding.ablated, broken.load(checkpoint));
   }
   if (adapted.adapter.empty()) {
     for (std::size_t i = 1; i < models.size(); ++i) draw_zeros(models[i].second, options.spread, options.model.seed);

@@ -35,9 +35,9 @@ Json describe_adapter(const AdaptedModel& adapted) {
     trained += p.value.numel();
   }
   Json root;
-  root["method"] = adapted.options.method;
-  root["settings"] = method_json(adapted.options);
-  root["settings"].erase("method");
+  root["method"] = adapted.options.name();
+  root["settings"] = Json::object();
+  for (const auto& [name, value] : shown_settings(adapted.options)) root["settings"][name] = value;
   root["trained_parameters"] = trained;
   root["trained_by_part"] = by_part;
   root["context"] = adapted.model.config().longest_context();

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "checkpoint/finite.h"
 #include "cli/options.h"
 #include "distributed/world.h"

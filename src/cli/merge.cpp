@@ -1,8 +1,9 @@
-#include "merge/merge.h"
+#include "export/merge.h"
 
 #include <c10/core/InferenceMode.h>
 #include <CLI/CLI.hpp>
 
+#include "adapters/peft_config.h"
 #include "checkpoint/dtype.h"
 #include "cli/verbs.h"
 #include "cli/wrote.h"
@@ -58,15 +59,16 @@ void add_merge(CLI::App& app) {
     merging.any_base = options->any_base;
     merging.version = TAPETUNE_VERSION;
     const MergeInput input = open_merge(options->folder, options->model);
-    if (!options->with_base && input.method.method != "tape") {
-      fail("merge", "{}: --no-with-base is for tape, but the method is {}; give --adapter for its adapter.",
-           options->folder, input.method.method);
+    if (!options->with_base && peft_loads(input.method)) {
+      fail("merge",
+           "{}: --no-with-base is for adapters that PEFT does not load, as tape's; give --adapter for this one.",
+           options->folder);
     }
     if (options->adapter || !options->with_base) {
       export_adapter(input, merging);
-      if (input.method.method == "tape") {
-        note("only tapetune loads a TAPE adapter, PEFT does not; for transformers, merge without {}",
-             options->adapter ? "--adapter" : "--no-with-base");
+      if (!peft_loads(input.method)) {
+        note("only tapetune loads this adapter ({}), PEFT does not; for transformers, merge without {}",
+             input.method.name(), options->adapter ? "--adapter" : "--no-with-base");
       }
     } else if (!options->gguf.empty()) {
       merge_gguf(input, gguf::written_types().at(options->gguf), merging);

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "adapters/checkpoints.h"
+#include "adapters/component.h"
 #include "adapters/peft.h"
 #include "checkpoint/dtype.h"
 #include "cli/numbers.h"
@@ -23,7 +24,7 @@ void ModelOptions::add_to(CLI::App& verb, bool seeded) {
   verb.add_option("--threads", threads, "CPU threads (default: all cores)")->transform(thread_count());
   auto* adapted = verb.add_option("--adapter", adapter, "Folder of an adapter in PEFT's format");
   std::string names;
-  for (const Method& each : methods()) names += fmt::format("{}{}", names.empty() ? "" : ", ", each.name);
+  for (const Preset& each : presets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", each.name);
   verb.add_option("--method", method, "Freshly initialized method with its settings: " + names)
       ->type_name("NAME [key=value ...]")
       ->excludes(adapted);
@@ -46,16 +47,22 @@ AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
   const at::Device where = open_device(device);
   const at::ScalarType arithmetic = dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value();
   const LlamaWeights weights = map_weights(checkpoint, where);
+  if (method.empty() && adapter.empty()) return open_adapted(checkpoint, weights, arithmetic);
+  std::optional<MethodOptions> fresh;
+  if (!method.empty()) fresh = parse_method(method.front(), std::vector<std::string>(method.begin() + 1, method.end()));
+  // Its own encoding may be given again, with other settings; "none" leaves it out.
+  const std::string& own = checkpoint.config().position;
   const bool positions = has_position_tensors(checkpoint);
-  if (positions && (!adapter.empty() || (!method.empty() && method.front() != "tape" && method.front() != "none"))) {
-    fail("adapter", "{}: has TAPE's position tensors, which do not combine with another method or adapter; drop {}.",
-         folder, adapter.empty() ? "--method" : "--adapter");
+  if (positions && (!fresh || (fresh->positions.type != own && fresh->preset != "none"))) {
+    fail("adapter", "{}: has {}'s position tensors, which do not combine with another method or adapter; drop {}.",
+         folder, position_components().find(own).title, adapter.empty() ? "--method" : "--adapter");
   }
-  if (!adapter.empty()) return load_adapter(checkpoint.config(), weights, adapter, arithmetic);
-  if (method.empty()) return open_adapted(checkpoint, weights, arithmetic);
-  const std::vector<std::string> overrides(method.begin() + 1, method.end());
-  AdaptedModel adapted = adapt(checkpoint.config(), weights, parse_method(method.front(), overrides), arithmetic, seed);
-  if (positions && method.front() == "tape") restore_parameters(adapted, weights, folder);
+  if (!fresh) return load_adapter(checkpoint.config(), weights, adapter, arithmetic);
+  if (positions && fresh->positions.type == base_positions) {
+    fresh->positions = {std::string(default_positions), Json::object()};
+  }
+  AdaptedModel adapted = adapt(checkpoint.config(), weights, *fresh, arithmetic, seed);
+  if (positions && fresh->positions.type == own) restore_parameters(adapted, weights, folder);
   return adapted;
 }
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "model/llama.h"
 
 namespace CLI {

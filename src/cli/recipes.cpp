@@ -40,7 +40,7 @@ void validate(const std::vector<std::string>& words) {
   for (const std::string& name : files) {
     try {
       const Recipe recipe = read_recipe(find_recipe(name), settings);
-      right += fmt::format("{}: ok ({}, {} of {} x {} tokens)\n", name, recipe.method.method,
+      right += fmt::format("{}: ok ({}, {} of {} x {} tokens)\n", name, recipe.method.name(),
                            counted(recipe.steps, "step"), recipe.batch, recipe.context);
     } catch (const Error& error) {
       wrong.emplace_back(error.what());

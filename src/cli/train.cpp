@@ -17,6 +17,7 @@
 #include "train/base.h"
 #include "train/inputs.h"
 #include "train/run_data.h"
+#include "train/run_folder.h"
 
 namespace tapetune::cli {
 
@@ -32,7 +33,7 @@ Recipe recipe_to_train(const std::string& given, const std::vector<std::string>&
          "{}: has a recipe.yaml but no checkpoints, so it is not a training run; to train by its recipe, give {}.",
          given, (folder / "recipe.yaml").string());
   }
-  Recipe recipe = read_recipe(folder / "recipe.yaml", overrides);
+  Recipe recipe = RunFolder::recipe_in(folder, overrides);
   // The folder may have been moved since, unless the user wants another.
   const bool elsewhere =
       std::any_of(overrides.begin(), overrides.end(), [](const std::string& word) { return word.starts_with("run="); });

@@ -1,4 +1,4 @@
-#include "merge/verify.h"
+#include "export/verify.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>

@@ -6,12 +6,21 @@
 
 namespace tapetune {
 
-void throw_error(std::string_view component, const std::string& text) {
+namespace {
+
+// Parts of the text may come from other libraries or from a file; a message is one line.
+std::string message_line(std::string_view component, const std::string& text) {
   std::string line = fmt::format("[{}] {}", component, text);
-  // Parts of the text may come from other libraries or from a file; a message is one line.
   std::replace(line.begin(), line.end(), '\n', ' ');
-  throw Error(line);
+  return line;
 }
+
+}  // namespace
+
+Error::Error(std::string_view component, const std::string& text)
+    : std::runtime_error(message_line(component, text)), prefix_(component.size() + 3) {}
+
+void throw_error(std::string_view component, const std::string& text) { throw Error(component, text); }
 
 std::string errno_text(int error) { return std::generic_category().message(error); }
 

@@ -14,6 +14,12 @@ namespace tapetune {
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+  Error(std::string_view component, const std::string& text);
+  // Without the component, for those who name a place of their own.
+  std::string_view text() const { return std::string_view(what()).substr(prefix_); }
+
+ private:
+  std::size_t prefix_ = 0;
 };
 
 // A signal asked for an end and everything is saved; exit code 3.

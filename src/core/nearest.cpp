@@ -1,5 +1,7 @@
 #include "core/nearest.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -36,6 +38,11 @@ std::string nearest(std::string_view word, std::span<const std::string_view> kno
     }
   }
   return std::string(best);
+}
+
+std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
+  const std::string meant = nearest(word, known);
+  return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
 }
 
 }  // namespace tapetune

@@ -4,7 +4,7 @@
 #include <memory>
 #include <span>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "distributed/group.h"
 
 namespace tapetune {

@@ -1,130 +1,71 @@
 #include "distributed/ulysses.h"
 
 #include "core/error.h"
-#include "kernels/attention.h"
 
 namespace tapetune {
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
-
-struct Holder : torch::CustomClassHolder {
-  explicit Holder(Group given) : group(std::move(given)) {}
-  Group group;
-};
-
-// An all-to-all in flight, and how its rows become a tensor.
-struct PendingAllToAll {
-  at::Tensor rows;
+// Tensors that go together in one all-to-all, because a message costs more than its bytes.
+struct Message {
+  std::vector<std::size_t> places;
+  at::Tensor from, to;  // [S, B, n, h, D]: row r goes to rank r, or comes from it
   Group::Pending pending;
-  std::function<at::Tensor(const at::Tensor&)> shaped;
-  at::Tensor arrived() const {
-    pending.wait();
-    return shaped(rows);
-  }
 };
 
-PendingAllToAll all_to_all(const Group& group, const at::Tensor& rows,
-                           std::function<at::Tensor(const at::Tensor&)> shaped) {
-  const at::Tensor from = rows.contiguous();
-  at::Tensor to = at::empty_like(from);
-  return {to, group.all_to_all(to, from), std::move(shaped)};
+// by_rank: [B, …, D] -> [S, B, n, h, D]. shaped: those of its h that are asked for -> the result. Everything is let go
+// as soon as it is used: what is in flight may be as large as what a layer keeps.
+template <typename ByRank, typename Shaped>
+std::vector<at::Tensor> exchanged(const Group& group, std::vector<at::Tensor> all, const ByRank& by_rank,
+                                  const Shaped& shaped) {
+  std::vector<Message> messages;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all[i].defined()) continue;
+    const auto found = std::ranges::find_if(messages, [&](const Message& message) {
+      const at::Tensor& other = all[message.places.front()];
+      return other.scalar_type() == all[i].scalar_type() && other.size(-1) == all[i].size(-1);
+    });
+    (found == messages.end() ? messages.emplace_back() : *found).places.push_back(i);
+  }
+  std::vector<std::int64_t> heads(all.size());
+  for (Message& message : messages) {
+    std::vector<at::Tensor> views;
+    for (const std::size_t place : message.places) {
+      views.push_back(by_rank(std::exchange(all[place], {})));
+      heads[place] = views.back().size(3);
+    }
+    message.from = views.size() == 1 ? views.front().contiguous() : at::cat(views, 3);
+    message.to = at::empty_like(message.from);
+    message.pending = group.all_to_all(message.to, message.from);
+  }
+  for (Message& message : messages) {
+    message.pending.wait();
+    message.pending = {};
+    message.from.reset();
+    const at::Tensor came = std::exchange(message.to, {});
+    std::int64_t begin = 0;
+    for (const std::size_t place : message.places) {
+      all[place] = shaped(came.narrow(3, begin, heads[place]));
+      begin += heads[place];
+    }
+  }
+  return all;
 }
 
 // [B, n, S h, D] -> [B, S n, h, D]: the other ranks' tokens come, the other ranks' heads go.
-PendingAllToAll tokens_in(const Group& group, const at::Tensor& t) {
-  const std::int64_t sequence_size = group.size(), batch = t.size(0), n = t.size(1), h = t.size(2) / sequence_size,
-                     width = t.size(3);
-  const at::Tensor by_rank =
-      t.reshape({batch, n, sequence_size, h, width}).permute({2, 0, 1, 3, 4});  // [S, B, n, h, D]
-  return all_to_all(group, by_rank, [=](const at::Tensor& came) {
-    return came.permute({1, 0, 2, 3, 4}).reshape({batch, sequence_size * n, h, width});
-  });
+std::vector<at::Tensor> to_heads(const Group& group, std::vector<at::Tensor> all) {
+  return exchanged(
+      group, std::move(all),
+      [&](const at::Tensor& t) { return t.unflatten(2, {group.size(), -1}).permute({2, 0, 1, 3, 4}); },
+      [](const at::Tensor& came) { return came.permute({1, 0, 2, 3, 4}).flatten(1, 2); });
 }
 
 // The way back.
-PendingAllToAll heads_in(const Group& group, const at::Tensor& t) {
-  const std::int64_t sequence_size = group.size(), batch = t.size(0), n = t.size(1) / sequence_size, h = t.size(2),
-                     width = t.size(3);
-  const at::Tensor by_rank =
-      t.reshape({batch, sequence_size, n, h, width}).permute({1, 0, 2, 3, 4});  // [S, B, n, h, D]
-  return all_to_all(group, by_rank, [=](const at::Tensor& came) {
-    return came.permute({1, 2, 0, 3, 4}).reshape({batch, n, sequence_size * h, width});
-  });
-}
-
-void hold(AutogradContext* ctx, const Group& group) {
-  ctx->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(group));
-}
-const Group& held(AutogradContext* ctx) {
-  return c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["group"].toCapsule())->group;
-}
-
-// Each is the other's gradient.
-struct ToHeads : Function<ToHeads> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const Group* group) {
-    hold(ctx, *group);
-    return tokens_in(*group, t).arrived();
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {heads_in(held(ctx), grads[0]).arrived(), {}};
-  }
-};
-
-// The result of attention is kept here, among the tokens' activations, and not for its heads' gradient a second time,
-// which gets a number a head and token instead.
-struct ToTokens : Function<ToTokens> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const std::optional<at::Tensor>& lse,
-                            const Group* group) {
-    hold(ctx, *group);
-    at::Tensor out = heads_in(*group, t).arrived();
-    ctx->save_for_backward({lse ? out : at::Tensor()});
-    return out;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const Group& group = held(ctx);
-    const at::Tensor out = ctx->get_saved_variables()[0];
-    const PendingAllToAll d_t = tokens_in(group, grads[0]);
-    at::Tensor d_lse;
-    if (out.defined()) {
-      const at::Tensor delta = kernels::attention_delta(out.to(at::kFloat), grads[0].to(at::kFloat));  // [B, n, H]
-      d_lse = tokens_in(group, delta.unsqueeze(-1)).arrived().squeeze(-1).transpose(1, 2).neg();       // [B, h, N]
-    }
-    return {d_t.arrived(), d_lse, {}};
-  }
-};
-
-// Key and value heads so many that every rank gets those its query heads use: as they are, or each repeated.
-at::Tensor shareable(const at::Tensor& t, std::int64_t heads, std::int64_t sequence_size) {
-  const std::int64_t own = t.size(2);
-  if (own % sequence_size == 0) return t;
-  return t.repeat_interleave(sequence_size % own == 0 ? sequence_size / own : heads / own, 2);
-}
-
-// [B, n, H|K, D] each: one all-to-all for all that have the same dtype, because a message costs more than its bytes.
-std::vector<at::Tensor> all_to_heads(const Group& group, const std::vector<at::Tensor>& given, std::int64_t heads) {
-  const std::int64_t sequence_size = group.size();
-  std::vector<at::Tensor> out(given.size()), together;
-  std::vector<std::size_t> places;
-  std::vector<std::int64_t> widths;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    if (!given[i].defined()) continue;
-    const at::Tensor t = shareable(given[i], heads, sequence_size);
-    if (t.scalar_type() != given[0].scalar_type()) {
-      out[i] = ToHeads::apply(t, &group);
-      continue;
-    }
-    places.push_back(i);
-    widths.push_back(t.size(2) / sequence_size);
-    together.push_back(t.unflatten(2, {sequence_size, widths.back()}));  // [B, n, S, h, D]
-  }
-  const std::vector<at::Tensor> split =
-      ToHeads::apply(at::cat(together, 3).flatten(2, 3), &group).split_with_sizes(widths, 2);
-  for (std::size_t i = 0; i < places.size(); ++i) out[places[i]] = split[i];
-  return out;
+std::vector<at::Tensor> to_tokens(const Group& group, std::vector<at::Tensor> all) {
+  return exchanged(
+      group, std::move(all),
+      [&](const at::Tensor& t) { return t.unflatten(1, {group.size(), -1}).permute({1, 0, 2, 3, 4}); },
+      [](const at::Tensor& came) { return came.permute({1, 2, 0, 3, 4}).flatten(2, 3); });
 }
 
 }  // namespace
@@ -137,12 +78,9 @@ void ulysses(Parallel& parallel, const Group& group, const ModelConfig& config) 
   }
   parallel.sequence_rank = group.rank();
   parallel.sequence_size = group.size();
-  parallel.to_heads = [group, heads = config.heads](const std::vector<at::Tensor>& all) {
-    return all_to_heads(group, all, heads);
-  };
-  parallel.to_tokens = [group](const at::Tensor& t, const at::Tensor& lse) {
-    return ToTokens::apply(t, lse.defined() ? std::optional(lse) : std::nullopt, &group);
-  };
+  parallel.exchange = std::make_shared<const SequenceExchange>(SequenceExchange{
+      group.rank(), group.size(), [group](std::vector<at::Tensor> all) { return to_heads(group, std::move(all)); },
+      [group](std::vector<at::Tensor> all) { return to_tokens(group, std::move(all)); }});
 }
 
 }  // namespace tapetune

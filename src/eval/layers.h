@@ -12,7 +12,8 @@ namespace tapetune {
 
 struct LayerView {
   at::Tensor attention;  // [H, n, n] f64: weights of keys (last) for queries
-  at::Tensor position;   // [C, n, n] f64: dot products of position states, on the scale where a fresh state's own is 1
+  at::Tensor position;   // [C, n, n] f64: dot products of position states, on the scale where a fresh state's own is 1;
+                         // undefined where there are no states
 };
 
 // One pass over a text, of which the tokens from `from` on are looked at.
@@ -24,8 +25,13 @@ class LayerViews {
   at::Tensor logits() const;  // [n, vocab] f64
 
  private:
+  struct Scored {
+    at::Tensor q, k;  // [1, N, H|K, D], rotated
+    kernels::Scores scores;
+  };
   const Llama& model_;
   std::int64_t from_, kept_;
+  std::vector<Scored> attention_;  // by layer
   ForwardOutput out_;
 };
 

@@ -7,7 +7,9 @@ namespace tapetune {
 namespace {
 
 ShiftDifference compare(const Llama& model, const LayerViews& a, const LayerViews& b) {
-  const auto mean = [](const at::Tensor& x, const at::Tensor& y) { return (x - y).abs().mean().item<double>(); };
+  const auto mean = [](const at::Tensor& x, const at::Tensor& y) {
+    return x.defined() ? (x - y).abs().mean().item<double>() : 0.0;
+  };
   ShiftDifference difference;
   for (std::int64_t i = 0; i < model.config().layers; ++i) {
     const LayerView before = a.layer(i), after = b.layer(i);

@@ -1,5 +1,6 @@
 #include "model/attention.h"
 
+#include "core/error.h"
 #include "kernels/decode_attention.h"
 #include "kernels/pointwise.h"
 #include "model/linear.h"
@@ -12,137 +13,214 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-struct Call {
-  double scale;
-  kernels::Cuts cuts;
-  SavedAttention* saved;
-  bool apart;
+// The operands of attention, or their gradients. Undefined extra values and bias: there are none.
+struct Operands {
+  at::Tensor q, k, v, extra_values, bias;
 };
 
-kernels::Attended run_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const at::Tensor& extra_values, const Call& call) {
-  if (call.saved != nullptr && call.saved->filled) return call.saved->result;
-  kernels::Attended out = kernels::attention_forward(q, k, v, extra_values, call.scale, call.cuts);
+struct Call {
+  kernels::Scores scores;  // without the bias
+  SavedAttention* saved = nullptr;
+  std::shared_ptr<const SequenceExchange> exchange;
+  at::ScalarType dtype;  // of q, k and v
+  at::ScalarType work;   // in which the kernel gets them
+  std::int64_t heads;    // of the model
+};
+
+// Our loops compute in f32; the other kernels in the dtype that they are given.
+bool is_for_loops(const at::Tensor& q) {
+  return q.is_cpu() && (q.scalar_type() == at::kFloat || arithmetic_dtype(q) == at::kFloat);
+}
+
+at::Tensor as(const at::Tensor& t, at::ScalarType dtype) { return t.defined() ? t.to(dtype) : t; }
+
+// How often each key head is repeated, so that every rank gets those that its query heads use.
+std::int64_t repeats(std::int64_t key_heads, std::int64_t heads, std::int64_t ranks) {
+  if (key_heads % ranks == 0) return 1;
+  return ranks % key_heads == 0 ? ranks / key_heads : heads / key_heads;
+}
+
+// Moved out, so that whoever gets them may let them go. A list in braces would hold on to them.
+std::vector<at::Tensor> taken(std::initializer_list<at::Tensor*> tensors) {
+  std::vector<at::Tensor> all;
+  for (at::Tensor* t : tensors) all.push_back(std::exchange(*t, {}));
+  return all;
+}
+
+Operands to_heads(const Operands& all, const Call& call) {
+  if (!call.exchange) return all;
+  const SequenceExchange& exchange = *call.exchange;
+  const std::int64_t times = repeats(all.k.size(2), call.heads, exchange.size), own = call.heads / exchange.size;
+  const auto repeated = [&](const at::Tensor& t) {
+    return t.defined() && times > 1 ? t.repeat_interleave(times, 2) : t;
+  };
+  const std::vector<at::Tensor> here =
+      exchange.to_heads({all.q, repeated(all.k), repeated(all.v), repeated(all.extra_values)});
+  return {here[0], here[1], here[2], here[3],
+          all.bias.defined() ? all.bias.narrow(0, exchange.rank * own, own) : at::Tensor()};
+}
+
+// The way back of the gradients: what was repeated is summed.
+Operands to_tokens(Operands d, const Call& call, std::int64_t key_heads) {
+  if (!call.exchange) return d;
+  const SequenceExchange& exchange = *call.exchange;
+  const std::int64_t times = repeats(key_heads, call.heads, exchange.size), own = call.heads / exchange.size;
+  const std::vector<at::Tensor> back = exchange.to_tokens(taken({&d.q, &d.k, &d.v, &d.extra_values}));
+  const auto summed = [&](const at::Tensor& t) {
+    return t.defined() && times > 1 ? t.unflatten(2, {key_heads, times}).sum(3) : t;
+  };
+  Operands out{back[0], summed(back[1]), summed(back[2]), summed(back[3]), {}};
+  if (d.bias.defined()) {  // other ranks have the other heads'
+    out.bias = at::zeros({call.heads, d.bias.size(1)}, d.bias.options());
+    out.bias.narrow(0, exchange.rank * own, own).copy_(d.bias);
+  }
+  return out;
+}
+
+// As the heads that are computed here have them.
+kernels::Scores scores_here(const Call& call, const at::Tensor& bias) {
+  kernels::Scores scores = call.scores;
+  scores.bias = bias;
+  if (call.exchange) {
+    const std::int64_t own = call.heads / call.exchange->size;
+    scores.visible = scores.visible.of_heads(call.exchange->rank * own, own);
+  }
+  return scores;
+}
+
+kernels::Attended run_kernel(const Operands& here, const Call& call) {
+  if (call.saved != nullptr && std::exchange(call.saved->filled, false)) return std::exchange(call.saved->result, {});
+  kernels::Attended out =
+      kernels::attention_forward(as(here.q, call.work), as(here.k, call.work), as(here.v, call.work),
+                                 as(here.extra_values, call.work), scores_here(call, here.bias));
   if (call.saved != nullptr) *call.saved = {out, true};
   return out;
 }
 
+// The results in the dtypes of their values, at this process's tokens.
+AttentionOutput results(const kernels::Attended& out, const Operands& all, const Call& call) {
+  const at::Tensor values = out.values.to(call.dtype), extra = all.extra_values.defined()
+                                                                   ? out.extra_output.to(all.extra_values.scalar_type())
+                                                                   : at::Tensor();
+  if (!call.exchange) return {values, extra};
+  const std::vector<at::Tensor> back = call.exchange->to_tokens({values, extra});
+  return {back[0], back[1]};
+}
+
+// Attention with its gradient: q, k, v, extra values and bias, wherever their tokens are.
 struct Attention : Function<Attention> {
   struct Holder : torch::CustomClassHolder {
-    explicit Holder(Call given) : call(std::move(given)) {}
+    explicit Holder(Call given) : call(std::move(given)) { call.saved = nullptr; }
     Call call;
   };
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const std::optional<at::Tensor>& given, const Call* call) {
-    const at::Tensor extra_values = given.value_or(at::Tensor());
-    const kernels::Attended out = run_kernel(q, k, v, extra_values, *call);
+                               const std::optional<at::Tensor>& extra_values, const std::optional<at::Tensor>& bias,
+                               const Call* call) {
+    const Operands all{q, k, v, extra_values.value_or(at::Tensor()), bias.value_or(at::Tensor())};
+    const Operands here = to_heads(all, *call);
+    const kernels::Attended out = run_kernel(here, *call);
+    const AttentionOutput given = results(out, all, *call);
     // New handles: what is saved must not become part of this graph.
-    const at::Tensor values = out.values.detach(),
-                     extra_output = extra_values.defined() ? out.extra_output.detach() : at::Tensor(),
-                     lse = out.lse.detach();
-    ctx->save_for_backward(
-        {q, k, v, extra_values, call->apart ? at::Tensor() : values, call->apart ? at::Tensor() : extra_output, lse});
+    const auto handle = [](const at::Tensor& t) { return t.defined() ? t.detach() : t; };
+    const at::Tensor values = handle(given.values), extra_output = handle(given.extra_output);
+    // The gradient needs the results where the tokens are: there they exist anyway.
+    const bool apart = call->exchange != nullptr || values.scalar_type() == out.values.scalar_type();
+    ctx->save_for_backward({here.q, here.k, here.v, here.extra_values, here.bias, apart ? values : out.values,
+                            apart ? extra_output : out.extra_output, handle(out.lse)});
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*call));
+    ctx->saved_data["key_heads"] = k.size(2);
     ctx->set_materialize_grads(false);
-    variable_list all{values};
-    if (extra_values.defined()) all.push_back(extra_output);
-    if (call->apart) all.push_back(lse);
-    return all;
+    variable_list outputs{values};
+    if (all.extra_values.defined()) outputs.push_back(extra_output);
+    return outputs;
   }
+
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list s = ctx->get_saved_variables();
     const Call& call = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["call"].toCapsule())->call;
-    const at::Tensor d_extra_output = s[3].defined() ? grads[1] : at::Tensor();
-    const bool need_extra = s[3].defined() && ctx->needs_input_grad(3);
-    const kernels::AttentionGradients d =
-        call.apart ? kernels::attention_backward(s[0], s[1], s[2], s[3], s[6], grads.back().transpose(1, 2).neg(),
-                                                 grads[0], d_extra_output, call.scale, call.cuts, need_extra)
-                   : kernels::attention_backward(s[0], s[1], s[2], s[3], {s[4], s[5], s[6]}, grads[0], d_extra_output,
-                                                 call.scale, call.cuts, need_extra);
-    return {d.q, d.k, d.v, d.extra_values, {}};
+    const Operands here{s[0], s[1], s[2], s[3], s[4]};
+    const at::Tensor &values = s[5], &extra_output = s[6], &lse = s[7];
+    at::Tensor d_values = grads[0], d_extra_output = here.extra_values.defined() ? grads[1] : at::Tensor();
+    if (!d_values.defined() && !d_extra_output.defined()) return variable_list(6);
+
+    at::Tensor delta;  // [B, N / S, H]
+    const auto add_delta = [&](const at::Tensor& result, const at::Tensor& d_result) {
+      if (!d_result.defined()) return;
+      const at::Tensor own = kernels::attention_delta(as(result, call.work), as(d_result, call.work));
+      delta = delta.defined() ? delta.add_(own) : own;
+    };
+    add_delta(values, d_values);
+    add_delta(extra_output, d_extra_output);
+    if (call.exchange) {
+      delta = delta.unsqueeze(-1);
+      const std::vector<at::Tensor> arrived = call.exchange->to_heads(taken({&d_values, &d_extra_output, &delta}));
+      d_values = arrived[0];
+      d_extra_output = arrived[1];
+      delta = arrived[2].squeeze(-1);
+    }
+    // Autograd counts only the tensors that were given.
+    const bool need_extra = here.extra_values.defined() && ctx->needs_input_grad(3);
+    const bool need_bias = here.bias.defined() && ctx->needs_input_grad(here.extra_values.defined() ? 4 : 3);
+    kernels::AttentionGradients d =
+        kernels::attention_backward(as(here.q, call.work), as(here.k, call.work), as(here.v, call.work),
+                                    as(here.extra_values, call.work), lse, delta, as(d_values, call.work),
+                                    as(d_extra_output, call.work), scores_here(call, here.bias), need_extra, need_bias);
+    d_values.reset();
+    d_extra_output.reset();
+    for (at::Tensor* t : {&d.q, &d.k, &d.v}) *t = as(*t, call.dtype);
+    if (need_extra) d.extra_values = as(d.extra_values, here.extra_values.scalar_type());
+    const Operands out =
+        to_tokens({std::move(d.q), std::move(d.k), std::move(d.v), std::move(d.extra_values), std::move(d.bias)}, call,
+                  ctx->saved_data["key_heads"].toInt());
+    return {out.q, out.k, out.v, out.extra_values, out.bias, {}};
   }
 };
 
-// ATen's own attention, where ours does not go: [B, N, H, D] over [B, M, K, D].
-at::Tensor flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
-                 bool causal, double scale) {
-  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, 0.0, causal,
-                                          scale, /*enable_gqa=*/q.size(2) != k.size(2))
-      .transpose(1, 2);
-}
-
-// New tokens behind a past. The mask goes a block of queries at a time, never N x N.
-at::Tensor flash_after_past(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
-  constexpr std::int64_t block = 256;
-  const std::int64_t tokens = q.size(1), past = k.size(1) - tokens;
-  if (past == 0 || tokens == 1) return flash(q, k, v, std::nullopt, past == 0 && tokens > 1, scale);
-  std::vector<at::Tensor> parts;
-  for (std::int64_t begin = 0; begin < tokens; begin += block) {
-    const std::int64_t count = std::min(block, tokens - begin), seen = past + begin + count;
-    const at::Tensor rows = at::arange(past + begin, seen, q.options().dtype(at::kLong)).unsqueeze(1);
-    const at::Tensor hidden = at::arange(seen, q.options().dtype(at::kLong)) > rows;  // [count, seen]
-    const at::Tensor mask = at::zeros({count, seen}, q.options()).masked_fill_(hidden, -INFINITY);
-    parts.push_back(flash(q.narrow(1, begin, count), k.narrow(1, 0, seen), v.narrow(1, 0, seen), mask, false, scale));
-  }
-  return parts.size() == 1 ? parts.front() : at::cat(parts, 1);
-}
-
-at::Tensor flash_in_groups(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
-                           const kernels::Cuts& cuts) {
-  if (cuts.first.empty()) return flash_after_past(q, k, v, scale);
-  const std::int64_t tokens = q.size(1), half = q.size(2) / 2, group = q.size(2) / k.size(2);
-  // Half of the heads need not be whole groups of heads, so each gets its own keys.
-  const at::Tensor keys = k.repeat_interleave(group, 2), values = v.repeat_interleave(group, 2);
-  const auto part = [&](std::int64_t head, const std::vector<std::int64_t>& starts) {
-    std::vector<at::Tensor> out;
-    for (std::size_t i = 0; i < starts.size(); ++i) {
-      const std::int64_t end = i + 1 < starts.size() ? starts[i + 1] : tokens, count = end - starts[i];
-      const auto cut = [&](const at::Tensor& t) { return t.narrow(2, head, half).narrow(1, starts[i], count); };
-      out.push_back(flash(cut(q), cut(keys), cut(values), std::nullopt, true, scale));
-    }
-    return at::cat(out, 1);
-  };
-  return at::cat({part(0, cuts.first), part(half, cuts.second)}, 2);
-}
-
 // N queries at the end of M keys, all rows alike.
-AttentionOutput attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& extra_values,
-                       const Call& call) {
-  const auto dtype = q.scalar_type();
-  const bool ours = q.is_cpu() && (dtype == at::kFloat || arithmetic_dtype(q) == at::kFloat);
-  if (!ours) {
-    return {
-        flash_in_groups(q, k, v, call.scale, call.cuts),
-        extra_values.defined() ? flash_in_groups(q, k, extra_values.to(dtype), call.scale, call.cuts) : at::Tensor(),
-        {}};
+AttentionOutput attend(const Operands& in, const Call& call) {
+  const bool simple = call.scores.visible.plain() && !in.bias.defined() && !call.exchange &&
+                      (in.q.size(1) == in.k.size(1) || in.q.size(1) == 1);
+  if (simple && call.work != at::kFloat) {  // ATen's own fused attention where it can do all of it
+    const auto fused = [&](const at::Tensor& values) {
+      if (!values.defined()) return at::Tensor();
+      return at::scaled_dot_product_attention(in.q.transpose(1, 2), in.k.transpose(1, 2),
+                                              values.to(call.dtype).transpose(1, 2), std::nullopt, 0.0,
+                                              in.q.size(1) > 1, call.scores.scale,
+                                              /*enable_gqa=*/in.q.size(2) != in.k.size(2))
+          .transpose(1, 2);
+    };
+    return {fused(in.v), fused(in.extra_values)};
   }
-  const auto wide = [](const at::Tensor& t) { return t.defined() ? t.to(at::kFloat) : t; };
-  const at::Tensor wide_q = wide(q), wide_k = wide(k), wide_v = wide(v), wide_extra = wide(extra_values);
-  at::Tensor values, extra_output, lse;
-  if (kernels::wants_gradient(wide_q) || kernels::wants_gradient(wide_k) || kernels::wants_gradient(wide_v) ||
-      kernels::wants_gradient(wide_extra)) {
-    const variable_list out = Attention::apply(
-        wide_q, wide_k, wide_v, extra_values.defined() ? std::optional(wide_extra) : std::nullopt, &call);
-    values = out[0];
-    if (extra_values.defined()) extra_output = out[1];
-    if (call.apart) lse = out.back();
-  } else {
-    const kernels::Attended out = run_kernel(wide_q, wide_k, wide_v, wide_extra, call);
-    values = out.values;
-    extra_output = out.extra_output;
+  const auto wants = [](const at::Tensor& t) { return t.defined() && kernels::wants_gradient(t); };
+  if (!wants(in.q) && !wants(in.k) && !wants(in.v) && !wants(in.extra_values) && !wants(in.bias)) {
+    return results(run_kernel(to_heads(in, call), call), in, call);
   }
-  return {values.to(dtype), extra_output.defined() ? extra_output.to(extra_values.scalar_type()) : at::Tensor(), lse};
+  const auto given = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  const variable_list out = Attention::apply(in.q, in.k, in.v, given(in.extra_values), given(in.bias), &call);
+  return {out[0], out.size() > 1 ? out[1] : at::Tensor()};
 }
 
 // One row behind its past.
-AttentionOutput attend_cached(const at::Tensor& q, const SequenceCache::View& all, double scale) {
-  if (q.size(1) == 1 && kernels::fused(q)) {
-    const auto [values, extra_output] = kernels::decode_attention(q[0][0], all.k, all.v, all.position, scale);
+AttentionOutput attend_cached(const at::Tensor& q, const SequenceCache::View& all, const Call& call,
+                              const at::Tensor& bias) {
+  if (q.size(1) == 1 && kernels::fused(q) && call.scores.visible.regions.empty()) {
+    kernels::Scores scores = call.scores;
+    scores.bias = bias;
+    const auto [values, extra_output] = kernels::decode_attention(q[0][0], all.k, all.v, all.position, scores);
     const auto row = [](const at::Tensor& t) { return t.defined() ? t.unsqueeze(0).unsqueeze(0) : t; };
-    return {row(values), row(extra_output), {}};
+    return {row(values), row(extra_output)};
   }
   const auto by_token = [](const at::Tensor& t) { return t.defined() ? t.transpose(0, 1).unsqueeze(0) : t; };
-  return attend(q, by_token(all.k), by_token(all.v), by_token(all.position), {scale, {}, nullptr, false});
+  return attend({q, by_token(all.k), by_token(all.v), by_token(all.position), bias}, call);
+}
+
+// Who sees whom in a row of so many tokens, of which others have more.
+kernels::Visible of_row(const kernels::Visible& visible, std::int64_t row, std::int64_t tokens) {
+  kernels::Visible own = visible.of_row(row);
+  for (kernels::Visible::Region& region : own.regions) {
+    std::erase_if(region.starts, [&](std::int64_t start) { return start >= tokens; });
+  }
+  return own;
 }
 
 }  // namespace
@@ -151,9 +229,14 @@ AttentionOutput causal_attention(const AttentionInput& in) {
   const std::int64_t batch = in.q.size(0), tokens = in.q.size(1);
   const bool padded = std::any_of(in.spans.begin(), in.spans.end(),
                                   [&](const RowSpan& span) { return span.begin != 0 || span.end != tokens; });
-  if (in.caches.empty() && !padded)
-    return attend(in.q, in.k, in.v, in.extra_values, {in.scale, in.cuts, in.saved, in.apart});
+  const at::Tensor& bias = in.scores.bias;
+  Call call{
+      in.scores,   in.saved, in.exchange, in.q.scalar_type(), is_for_loops(in.q) ? at::kFloat : in.q.scalar_type(),
+      in.q.size(2)};
+  call.scores.bias.reset();
+  if (in.caches.empty() && !padded) return attend({in.q, in.k, in.v, in.extra_values, bias}, call);
 
+  call.saved = nullptr;
   std::vector<at::Tensor> values, extra_output;
   for (std::int64_t b = 0; b < batch; ++b) {
     const RowSpan span = padded ? in.spans[static_cast<std::size_t>(b)] : RowSpan{0, tokens};
@@ -163,13 +246,14 @@ AttentionOutput causal_attention(const AttentionInput& in) {
       return t.defined() ? t.narrow(0, b, 1).narrow(1, span.begin, count) : t;
     };
     const at::Tensor q = row(in.q), k = row(in.k), v = row(in.v), extra_values = row(in.extra_values);
+    call.scores.visible = of_row(in.scores.visible, b, count);
     AttentionOutput out;
     if (in.caches.empty()) {
-      out = attend(q, k, v, extra_values, {in.scale, {}, nullptr, false});
+      out = attend({q, k, v, extra_values, bias}, call);
     } else {
       const auto by_head = [](const at::Tensor& t) { return t.defined() ? t.squeeze(0).transpose(0, 1) : t; };
       SequenceCache& cache = *in.caches[static_cast<std::size_t>(b)];
-      out = attend_cached(q, cache.append(in.layer, {by_head(k), by_head(v), by_head(extra_values)}), in.scale);
+      out = attend_cached(q, cache.append(in.layer, {by_head(k), by_head(v), by_head(extra_values)}), call, bias);
     }
     const auto unpadded = [&](const at::Tensor& t) {
       return t.defined() && count != tokens ? at::constant_pad_nd(t, {0, 0, 0, 0, span.begin, tokens - span.end}) : t;
@@ -180,7 +264,7 @@ AttentionOutput causal_attention(const AttentionInput& in) {
   const auto joined = [](const std::vector<at::Tensor>& rows) {
     return rows.size() == 1 || !rows.front().defined() ? rows.front() : at::cat(rows);
   };
-  return {joined(values), joined(extra_output), {}};
+  return {joined(values), joined(extra_output)};
 }
 
 }  // namespace tapetune

@@ -25,8 +25,8 @@ namespace tapetune {
 enum class Owner { base, adapter, positions };
 
 // A trained tensor under the name that Hugging Face and PEFT would give it:
-// model.layers.0.self_attn.q_proj.lora_A.weight. What a layer trains follows from the names that begin with
-// model.layers.N.
+// model.layers.0.self_attn.q_proj.weight, and what an adapter adds below that. What a layer trains follows from the
+// names that begin with model.layers.N.
 struct Parameter {
   std::string name;
   at::Tensor value;
@@ -52,8 +52,8 @@ class Adapter {
 
   // How trained tensors become part of a tensor of the base: rows to rows, because not all adapters add a difference.
   struct Merge {
-    std::vector<std::string> uses;                                            // names of the trained tensors
-    std::function<at::Tensor(at::Tensor rows, std::int64_t begin)> apply;     // f32 rows of the base -> merged
+    std::vector<std::string> uses;                                         // names of the trained tensors
+    std::function<at::Tensor(at::Tensor rows, std::int64_t begin)> apply;  // f32 rows of the base -> merged
   };
   virtual std::optional<Merge> merge(std::string_view base_tensor, const FindTrained& trained) const;
 
@@ -73,10 +73,10 @@ struct PositionState {
 
 struct PositionInput {
   const ModelConfig& config;
-  const at::Tensor& positions;       // [B|1, N] int64
-  std::int64_t planned_length;       // that the text may reach
-  at::ScalarType dtype;              // of the model
-  const Training* training;          // null in evaluation
+  const at::Tensor& positions;  // [B|1, N] int64
+  std::int64_t planned_length;  // that the text may reach
+  at::ScalarType dtype;         // of the model
+  const Training* training;     // null in evaluation
 };
 
 struct BiasInput {
@@ -101,16 +101,17 @@ class PositionEncoding {
     bool attends = false;  // the state goes through attention as extra values, and into caches
   };
   virtual Update update_kind(std::int64_t layer) const;
-  // attended: the state under the layer's attention weights, [B, N, H, D], where it attends; mlp_output: [B, N, hidden].
+  // attended: the state under the layer's attention weights, [B, N, H, D], where it attends; mlp_output: [B, N,
+  // hidden].
   virtual PositionState update(std::int64_t layer, const PositionState& state, const at::Tensor& attended,
                                const at::Tensor& mlp_output) const;
   // A length with the same start for all texts planned to be so long, so that they can be decoded together.
   virtual std::int64_t same_length(const ModelConfig& config, std::int64_t planned) const;
 
-  virtual bool draws() const;                        // as Adapter
+  virtual bool draws() const;                              // as Adapter
   virtual double saved_numbers(std::int64_t layer) const;  // as Adapter
 
-  // Whether a layer needs this encoding's trained tensors.
+  // Whether a layer needs the trained tensors that are its own by their names, or no layer's.
   virtual bool uses_tensors(std::int64_t layer) const;
   // Whether any layer's state does.
   bool changes(std::int64_t layers) const;

@@ -105,7 +105,8 @@ std::vector<Generated> generate(const Llama& model, const std::vector<std::vecto
   const Linear& sample = model.weights().layers.front().q;
   const at::Tensor row = at::empty({1, sample.weight.size(1)}, sample.weight.options().dtype(model.dtype()));
   const bool exact = kernels::matvec_applies(row, sample.weight, sample.bias);
-  const std::size_t together = exact && !model.components().positions->changes(model.config().layers) ? kernels::matvec_rows : 1;
+  const std::size_t together =
+      exact && !model.components().positions->changes(model.config().layers) ? kernels::matvec_rows : 1;
   const auto start = std::chrono::steady_clock::now();
   while (!active.empty()) {
     if (interrupted()) {

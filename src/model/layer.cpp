@@ -17,28 +17,6 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& state) {
   return state.defined() ? kernels::rotate(x, state) : x;
 }
 
-// One for the first half of the heads, one for the second.
-kernels::Cuts cuts_of(const kernels::Visible& visible) {
-  if (visible.regions.empty()) return {};
-  return {visible.regions.front().starts, visible.regions.back().starts};
-}
-
-AttentionOutput spread_attention(const Parallel& parallel, AttentionInput in) {
-  const std::vector<at::Tensor> mine = parallel.to_heads({in.q, in.k, in.v, in.extra_values});  // [B, N, H|K / S, D]
-  in.q = mine[0];
-  in.k = mine[1];
-  in.v = mine[2];
-  in.extra_values = mine[3];
-  in.apart = true;
-  // Those of the heads that a rank has: the first half of all heads takes `first`, the second `second`.
-  if (2 * (parallel.sequence_rank + 1) <= parallel.sequence_size) in.cuts.second = in.cuts.first;
-  if (2 * parallel.sequence_rank >= parallel.sequence_size) in.cuts.first = in.cuts.second;
-  AttentionOutput out = causal_attention(in);
-  out.values = parallel.to_tokens(out.values, out.lse);
-  if (out.extra_output.defined()) out.extra_output = parallel.to_tokens(out.extra_output, out.lse);
-  return out;
-}
-
 }  // namespace
 
 LayerState decoder_layer(const Llama& model, std::int64_t i, const LayerState& in, const Pass& pass) {
@@ -69,12 +47,16 @@ LayerState decoder_layer(const Llama& model, std::int64_t i, const LayerState& i
     attention.k = rotated(heads(qkv[1]), in.position.key.defined() ? in.position.key : in.position.query);
     attention.v = heads(qkv[2]);
     if (kind.attends) attention.extra_values = in.position.query.expand({pass.batch, -1, config.kv_heads, -1});
-    attention.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+    attention.scores.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+    attention.scores.visible = pass.visible.within(config.layer(i).window);
+    const at::ScalarType score_dtype = model.dtype() == at::kDouble ? at::kDouble : at::kFloat;
+    attention.scores.bias = positions.score_bias({config, i, pass.longest, in.x.options().dtype(score_dtype)});
     attention.spans = pass.spans;
     attention.caches = pass.caches;
-    attention.cuts = cuts_of(pass.visible);
     attention.saved = pass.saved;
-    attended = parallel.sequence_size > 1 ? spread_attention(parallel, attention) : causal_attention(attention);
+    attention.exchange = parallel.exchange;
+    if (pass.watch != nullptr) (*pass.watch)(attention);
+    attended = causal_attention(attention);
   }
   const at::Tensor merged = attended.values.reshape({pass.batch, pass.length, -1});  // [B, N, H D]
   const at::Tensor x = add_residual(in.x, project({Projection::o}, {w.o}, merged)[0], pass.keep_input);
@@ -109,8 +91,7 @@ LayerState checkpointed_layer(const Llama& model, std::int64_t i, const LayerSta
     if (out.position.key.defined()) all.push_back(out.position.key);
     return all;
   };
-  const std::vector<at::Tensor> out =
-      recomputed({in.x, in.position.query, in.position.key}, model.trained_in(i), run);
+  const std::vector<at::Tensor> out = recomputed({in.x, in.position.query, in.position.key}, model.trained_in(i), run);
   if (!changes) return {out[0], in.position};
   return {out[0], {out[1], out.size() > 2 ? out[2] : at::Tensor()}};
 }

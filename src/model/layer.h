@@ -20,7 +20,9 @@ struct Pass {
   std::int64_t batch, length;
   std::span<const RowSpan> spans;
   std::span<SequenceCache* const> caches;
-  kernels::Visible visible;
+  kernels::Visible visible = {};
+  std::int64_t longest = 0;               // sequence, with its past and the tokens of all processes
+  const WatchAttention* watch = nullptr;  // in evaluation
   const Training* training = nullptr;
   bool keep_input = false;          // somebody holds on to a layer's input
   SavedAttention* saved = nullptr;  // of this layer

@@ -122,13 +122,16 @@ ForwardOutput Llama::forward(const ForwardInput& given) const {
                                : sequence_size > 1   ? length * sequence_size
                                                      : positions.max().item<std::int64_t>() + 1;
 
-  Pass pass{batch, length, in.spans, in.caches, {}, nullptr, in.all_hidden, nullptr, false};
+  Pass pass{.batch = batch, .length = length, .spans = in.spans, .caches = in.caches, .keep_input = in.all_hidden};
   if (in.training) {
     in.training->rows = batch;
     in.training->sequence_rank = sequence_rank;
     in.training->sequence_size = sequence_size;
     pass.training = &*in.training;
   }
+  pass.longest = sequence_size * length;
+  for (const SequenceCache* cache : in.caches) pass.longest = std::max(pass.longest, cache->length() + length);
+  if (in.watch) pass.watch = &in.watch;
   pass.visible = components_.attention->visible({config_, length * sequence_size, pass.training});
   const bool recompute = c10::GradMode::is_enabled() && in.training && in.training->checkpointing != Checkpointing::off;
 
@@ -159,7 +162,8 @@ at::Tensor Llama::logits(const at::Tensor& hidden, const Training* training) con
     own->sequence_rank = parallel_.sequence_rank;
     own->sequence_size = parallel_.sequence_size;
   }
-  return components_.adapter->project({config_.layers, {&which, 1}, {&frozen, 1}, own ? &*own : nullptr, false}, hidden)[0];
+  return components_.adapter->project({config_.layers, {&which, 1}, {&frozen, 1}, own ? &*own : nullptr, false},
+                                      hidden)[0];
 }
 
 at::ScalarType default_dtype(const Checkpoint& checkpoint, at::Device device) {

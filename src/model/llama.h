@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,8 @@
 
 namespace tapetune {
 
+using WatchAttention = std::function<void(const AttentionInput& in)>;
+
 struct ForwardInput {
   at::Tensor tokens;           // [B, N] int64; with sequence parallelism, this rank's part of them
   at::Tensor positions;        // [B|1, N] int64; undefined: counted from each row's first token, behind its cache
@@ -22,6 +25,7 @@ struct ForwardInput {
   std::int64_t planned_length = 0;     // for rotary variants that depend on it; 0: the largest position + 1
   bool all_hidden = false;
   bool all_positions = false;
+  WatchAttention watch;              // gets every layer's queries, keys and scores; empty: nobody does
   std::optional<Training> training;  // whole sequences only: no padding, no cache
 };
 

@@ -5,19 +5,24 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "checkpoint/weights.h"
 
 namespace tapetune {
 
+// Every process holds one of `size` equal parts (S below) of each sequence. Attention needs all tokens, but can do with
+// some heads: rank r gets the r-th part of them, [B, N / S, H, D] -> [B, N, H / S, D], and back. Plain exchanges: no
+// gradient flows through. Undefined tensors stay undefined.
+struct SequenceExchange {
+  std::int64_t rank = 0, size = 1;
+  std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)> to_heads, to_tokens;
+};
+
 struct Parallel {
-  // Of every sequence this process holds part number `sequence_rank` of `sequence_size` equal ones (S below).
   std::int64_t sequence_rank = 0, sequence_size = 1;
-  // Attention needs all tokens, but can do with some heads: [B, N / S, H, D] -> [B, N, H / S, D], all tensors alike,
-  // and back. With gradients, which bring AttentionOutput::lse its own, where it is defined; empty where S is 1.
-  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> to_heads;
-  std::function<at::Tensor(const at::Tensor&, const at::Tensor& lse)> to_tokens;
+  std::shared_ptr<const SequenceExchange> exchange;  // null where S is 1
 
   // Frozen weights that are sharded are all-gathered for their use. `again`: the layer is computed for its
   // gradients, so that the one before it will be next. Empty: the weights are whole.

@@ -20,7 +20,7 @@ Frequencies yarn(const RopeConfig& rope, std::int64_t dim, const at::Tensor& wav
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(dim - 1));
   if (low == high) high += 0.001;
-  const at::Tensor ramp = ((at::arange(dim / 2, at::kFloat) - low) / (high - low)).clamp(0, 1);
+  const at::Tensor ramp = ((at::arange(dim / 2, wave.options()) - low) / (high - low)).clamp(0, 1);
   const at::Tensor kept = 1 - ramp;  // fast frequencies stay, slow ones are interpolated
   const at::Tensor interpolated = 1.0 / (rope.factor * wave), original = 1.0 / wave;
   double factor = 1.0;
@@ -47,10 +47,11 @@ at::Tensor llama3(const RopeConfig& rope, const at::Tensor& inverse) {
 
 }  // namespace
 
-Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, std::int64_t context,
-                               std::int64_t length) {
+Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, std::int64_t context, std::int64_t length,
+                               at::ScalarType dtype) {
   const auto dim = static_cast<double>(head_dim);
-  const at::Tensor exponent = at::arange(0, head_dim, 2, at::kFloat) / dim;  // [D/2]
+  const auto precise = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor exponent = at::arange(0, head_dim, 2, precise) / dim;  // [D/2]
   const auto wave = [&](double theta) { return at::pow(theta, exponent); };
   switch (rope.type) {
     case RopeType::standard:
@@ -68,7 +69,7 @@ Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, st
       return {llama3(rope, 1.0 / wave(rope.theta))};
     case RopeType::longrope: {
       const std::vector<double>& factors = length > rope.original_context ? rope.long_factor : rope.short_factor;
-      const at::Tensor stretch = at::tensor(factors, at::kDouble).to(at::kFloat);
+      const at::Tensor stretch = at::tensor(factors, at::kDouble).to(precise);
       const double attention =
           rope.factor <= 1
               ? 1.0

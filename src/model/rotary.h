@@ -10,13 +10,14 @@
 namespace tapetune {
 
 struct Frequencies {
-  at::Tensor inverse;             // [D/2] f32
+  at::Tensor inverse;             // [D/2] f32 or f64
   double attention_factor = 1.0;  // on cos and sin
 };
 
-// The frequencies for a sequence of this length; only dynamic and longrope look at it. As transformers computes them.
-Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, std::int64_t context,
-                               std::int64_t length);
+// The frequencies for a sequence of this length; only dynamic and longrope look at it. As transformers computes them,
+// in f32, or in f64 where that is asked for.
+Frequencies rotary_frequencies(const RopeConfig& rope, std::int64_t head_dim, std::int64_t context, std::int64_t length,
+                               at::ScalarType dtype = at::kFloat);
 
 // A length with the same frequencies as `length`, one for all lengths that share them.
 std::int64_t equivalent_length(const RopeConfig& rope, std::int64_t context, std::int64_t length);

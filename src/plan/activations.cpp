@@ -1,6 +1,6 @@
 #include "plan/activations.h"
 
-#include "adapters/lora/lora.h"
+#include "adapters/build_model.h"
 #include "plan/flops.h"
 
 namespace tapetune {
@@ -22,20 +22,24 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64
   const ModelConfig& c = model.config();
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double hidden = number(c.hidden_size), inner = number(c.intermediate_size), heads = number(c.heads),
-               channels = number(c.kv_heads), queries = number(c.heads * c.head_dim),
-               keys = number(c.kv_heads * c.head_dim);
+               queries = number(c.heads * c.head_dim), keys = number(c.kv_heads * c.head_dim);
   const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
-  const bool any_lora = std::ranges::any_of(adapted.parameters, [&](const Parameter& p) { return p.owner == Owner::adapter && p.name.starts_with(fmt::format("model.layers.{}.", index)); });
-  const auto has_lora = [&](Projection which) { return any_lora && is_adapted(adapted.options, index, which); };
+  const auto is_adapted = [&](const std::string& prefix) {
+    return std::ranges::any_of(adapted.parameters, [&](const Parameter& p) {
+      return p.owner == Owner::adapter && p.name.starts_with(prefix);
+    });
+  };
+  const bool any_adapted = is_adapted(fmt::format("model.layers.{}.", index));
+  const auto has_adapter = [&](Projection which) { return any_adapted && is_adapted(module_name(index, which) + "."); };
   const auto trains = [&](Projection which) {
-    return all[static_cast<std::size_t>(which)]->weight.requires_grad() || has_lora(which);
+    return all[static_cast<std::size_t>(which)]->weight.requires_grad() || has_adapter(which);
   };
   const bool updates = model.components().positions->update_kind(index).changes;
 
   LayerNumbers n;
-  const double update = updates ? hidden + 2 * number(adapted.options.width) * heads + channels * channels : 0;
+  const double update = model.components().positions->saved_numbers(index);
   const LayerWeights& w = model.weights().layers[static_cast<std::size_t>(index)];
-  if (index <= first && !any_lora && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
+  if (index <= first && !any_adapted && !w.q.weight.requires_grad() && !w.input_norm.requires_grad() &&
       !model.weights().embedding.requires_grad()) {
     // Nothing before or in this layer learns but how positions change.
     n.rest = updates ? keys + queries + update : 0;
@@ -48,10 +52,7 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64
   if (trains(Projection::q) || trains(Projection::k) || trains(Projection::v)) n.rest += hidden;
   if (trains(Projection::gate) || trains(Projection::up)) n.rest += hidden;
   if (trains(Projection::down)) n.rest += inner;
-  for (std::size_t p = 0; p < all.size(); ++p) {
-    if (has_lora(static_cast<Projection>(p))) n.rest += number(adapted.options.rank);
-  }
-  n.rest += update;
+  n.rest += model.components().adapter->saved_numbers(index) + update;
   // The gradients of the feed-forward's inside, when what its last projection kept is gone; or those of attention, when
   // the inside is gone.
   n.moment = std::max((trains(Projection::down) ? 2 : 3) * inner + 2 * hidden, 5 * queries + hidden - 2 * inner);

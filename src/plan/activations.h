@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 
 namespace tapetune {
 

@@ -4,22 +4,6 @@ namespace tapetune {
 
 namespace {
 
-// Pairs of a query and a key that it sees, summed over heads.
-double seen_pairs(const ModelConfig& config, const kernels::Visible& visible, std::int64_t tokens) {
-  const auto area = [&](const std::vector<std::int64_t>& starts) {
-    double sum = 0;
-    for (std::size_t i = 0; i < starts.size(); ++i) {
-      const auto length = static_cast<double>((i + 1 < starts.size() ? starts[i + 1] : tokens) - starts[i]);
-      sum += length * length / 2;
-    }
-    return sum;
-  };
-  const auto all = static_cast<double>(tokens) * static_cast<double>(tokens) / 2;
-  const double half = static_cast<double>(config.heads) / 2;
-  if (visible.regions.empty()) return 2 * half * all;
-  return half * (area(visible.regions.front().starts) + area(visible.regions.back().starts));
-}
-
 double elements(const std::vector<at::Tensor>& tensors) {
   double sum = 0;
   for (const at::Tensor& t : tensors) sum += t.dim() == 2 ? static_cast<double>(t.numel()) : 0;
@@ -40,7 +24,7 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
   const ModelConfig& config = model.config();
   const Training training;
   const double n = static_cast<double>(tokens), width = static_cast<double>(config.head_dim);
-  const double pairs = seen_pairs(config, model.components().attention->visible({config, tokens, &training}), tokens);
+  const kernels::Visible visible = model.components().attention->visible({config, tokens, &training});
   const auto product = [&](const at::Tensor& weight, double forwards) {
     return 2 * n * static_cast<double>(weight.numel()) * (forwards + (weight.requires_grad() ? 2 : 1));
   };
@@ -48,6 +32,7 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
   const auto layer = [&](std::int64_t index) {
     const auto all = linears(model.weights().layers[static_cast<std::size_t>(index)]);
     const bool updates = model.components().positions->update_kind(index).attends;
+    const double pairs = visible.within(config.layer(index).window).pairs(tokens, config.heads);
     const double forwards = recomputed == Checkpointing::off ? 1 : 2;
     double flops = 0;
     if (index < first) {  // forward only
@@ -62,8 +47,7 @@ StepFlops step_flops(const AdaptedModel& adapted, std::int64_t tokens, Checkpoin
     const double attention_forwards = recomputed == Checkpointing::full ? 2 : 1;
     return flops + 2 * width * pairs * (attention_forwards * (updates ? 3 : 2) + (updates ? 7 : 5));
   };
-  const double head =
-      product(model.weights().head.weight, 1) + 6 * n * elements(model.added_in(config.layers));
+  const double head = product(model.weights().head.weight, 1) + 6 * n * elements(model.added_in(config.layers));
   StepFlops flops{{}, head};
   for (std::int64_t i = 0; i < config.layers; ++i) flops.layers.push_back(layer(i));
   return flops;

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 
 namespace tapetune {
 

@@ -1,5 +1,6 @@
 #include <chrono>
 
+#include "adapters/component.h"
 #include "core/log.h"
 #include "distributed/mesh.h"
 #include "model/loss.h"
@@ -45,8 +46,9 @@ double probe_step(const Recipe& recipe, double budget) {
   const AdaptedModel whole = adapt(base.config, base.weights, recipe.method, base.dtype);
   // Layers of the measured part all have the adapter: numbers of layers mean nothing in a shorter model.
   MethodOptions method = recipe.method;
-  method.layers.clear();
-  method.excluded.clear();
+  if (const auto& adapter = adapter_components().find(method.adapter.type); adapter.for_all_layers != nullptr) {
+    adapter.for_all_layers(method.adapter);
+  }
   const AdaptedModel even = adapt(base.config, base.weights, method, base.dtype);
   const std::int64_t micro_batch = share_batch(recipe, 1).micro_batch;
   const auto rows = static_cast<double>(micro_batch);

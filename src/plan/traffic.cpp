@@ -27,19 +27,23 @@ struct Units {
   }
 };
 
-// Bytes of a layer's all-to-alls for one token, so many times: to all tokens of some heads, and back. And
-// once more for the gradient, a number of f32 for each head that came back: the results themselves stay with their
-// tokens.
-double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t sequence_size, double times) {
+// Bytes of a layer's all-to-alls for one token: forward, so many times, to all tokens of some heads and back; and once
+// the same for the gradients, with a number of f32 for each head: the results themselves stay with their tokens.
+double exchanged_a_token(const AdaptedModel& adapted, std::int64_t layer, std::int64_t sequence_size, double forwards) {
   const ModelConfig& c = adapted.model.config();
+  const PositionEncoding& encoding = *adapted.model.components().positions;
   const std::int64_t shared = c.kv_heads % sequence_size == 0 ? c.kv_heads
                               : sequence_size % c.kv_heads == 0
                                   ? sequence_size
                                   : c.heads;  // key and value heads, repeated where they must be
-  const bool positions = adapted.model.components().positions->update_kind(layer).attends;
-  const std::int64_t there = c.heads + 2 * shared + (positions ? shared : 0), back = c.heads * (positions ? 2 : 1);
-  const auto bytes = static_cast<double>(c10::elementSize(adapted.model.dtype()));
-  return times * static_cast<double>((there + back) * c.head_dim) * bytes + static_cast<double>(4 * back);
+  const bool attends = encoding.update_kind(layer).attends;
+  // A state that no layer has changed yet has no gradient.
+  const bool learned = attends && encoding.changes(layer);
+  const std::int64_t there = c.heads + 2 * shared + (attends ? shared : 0), back = c.heads * (attends ? 2 : 1);
+  const std::int64_t unlearned = attends && !learned ? shared : 0;
+  const auto bytes = static_cast<double>(c.head_dim) * static_cast<double>(c10::elementSize(adapted.model.dtype()));
+  return ((forwards + 1) * static_cast<double>(there + back) - static_cast<double>(unlearned)) * bytes +
+         static_cast<double>(4 * c.heads);
 }
 
 }  // namespace
@@ -64,9 +68,9 @@ StepTraffic step_traffic(const AdaptedModel& adapted, const Recipe& recipe, std:
     const std::int64_t whole_tokens =
         share.sequences * (recipe.context / sequence_size);  // sequence_parallel divides the context
     const auto tokens = static_cast<double>(whole_tokens);
-    const double directions = recipe.checkpointing == Checkpointing::off ? 2 : 3;  // forward, again, backward
+    const double forwards = recipe.checkpointing == Checkpointing::off ? 1 : 2;
     for (std::int64_t i = 0; i < adapted.model.config().layers; ++i) {
-      traffic.sequence += tokens * others(sequence_size) * exchanged_a_token(adapted, i, sequence_size, directions);
+      traffic.sequence += tokens * others(sequence_size) * exchanged_a_token(adapted, i, sequence_size, forwards);
     }
   }
   return traffic;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "recipe/recipe.h"
 
 namespace tapetune {

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "adapters/adapter.h"
+#include "adapters/component.h"
 #include "core/digits.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -35,6 +35,7 @@ class Reader {
     for (const YamlNode& node : root.items) take(node.key, node);
     for (const std::string& each : overrides) override_with(each);
     Recipe recipe;
+    recipe.version1 = version1_;
     apply(recipe);
     check(recipe);
     finish();
@@ -70,7 +71,7 @@ class Reader {
       for (const YamlNode& child : node.items) take(name + "." + child.key, child);
       if (name == "model" && node.items.empty()) put(name, node);
     } else if (name == "adapter" && node.kind == Kind::scalar) {
-      put("adapter.method", node);
+      put(is_component(node.text) ? "adapter.type" : "adapter.method", node);
     } else if (name == "schedule" && node.kind == Kind::scalar) {
       put("schedule.kind", node);
     } else if (find_field(name) != nullptr || name.starts_with("adapter.")) {
@@ -84,7 +85,30 @@ class Reader {
     }
   }
 
-  void put(const std::string& name, const YamlNode& node) {
+  // An adapter that is no method's name too.
+  static bool is_component(std::string_view word) {
+    return adapter_components().get(word) != nullptr &&
+           std::ranges::none_of(presets(), [&](const Preset& preset) { return preset.name == word; });
+  }
+
+  // Where a key of version 1 is now, which had the whole method under adapter.
+  std::string today(const std::string& name, const YamlNode& node) {
+    constexpr std::string_view before = "adapter.";
+    if (!name.starts_with(before) || find_field(name) != nullptr) return name;
+    const std::string key = name.substr(before.size());
+    if (key == "method") {
+      version1_ = version1_ || node.line > 0;
+      return key;
+    }
+    const std::optional<Section> section = section_since_version2(key);
+    if (!section) return name;
+    const std::string now = fmt::format("{}.{}", section_name(*section), key);
+    of_adapter_.insert(now);
+    return now;
+  }
+
+  void put(const std::string& written, const YamlNode& node) {
+    const std::string name = today(written, node);
     const auto [at, added] = entries_.emplace(name, node);
     if (added) return;
     if (node.line == 0) {
@@ -99,9 +123,8 @@ class Reader {
     std::string meant;
     if (!section.empty() && is_section(section)) {
       const std::vector<std::string_view> known = names_in(section);
-      meant = nearest(last_of(name), known);
       report(node, fmt::format("unknown key \"{}\"; {} takes {}{}.", shortened(name), section, fmt::join(known, ", "),
-                               meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant)));
+                               did_you_mean(last_of(name), known)));
       return;
     }
     for (const Field& field : fields()) {
@@ -134,8 +157,10 @@ class Reader {
     }
     // A section, or what stands in its place, replaces all of it; a kind of schedule is no more than that.
     if (is_section(name) && (name != "schedule" || node.kind != Kind::scalar)) {
-      std::erase_if(entries_,
-                    [&](const auto& entry) { return entry.first == name || section_of(entry.first) == name; });
+      std::erase_if(entries_, [&](const auto& entry) {
+        const bool moved = name == "adapter" && (entry.first == "method" || of_adapter_.contains(entry.first));
+        return moved || entry.first == name || section_of(entry.first) == name;
+      });
     }
     if (const std::string section = section_of(name); find_field(section) != nullptr) entries_.erase(section);
     if (node.kind == Kind::null && (find_field(name) != nullptr || is_section(name))) {
@@ -193,64 +218,104 @@ class Reader {
     wrong(field.key.name, first, fmt::format("{} is missing: {}.", field.key.name, field.key.help));
   }
 
+  // Where a key of the method is in its settings; none: it is not the method's.
+  static std::optional<Section> section_in_method(std::string_view name) {
+    for (const Section section : {Section::adapter, Section::positions, Section::attention}) {
+      if (name.starts_with(fmt::format("{}.", section_name(section)))) return section;
+    }
+    return name == "train_also" || name == "untie" ? std::optional(Section::top) : std::nullopt;
+  }
+
   void choose_method(Recipe& recipe) {
-    const auto found = entries_.find("adapter.method");
-    std::string name = "full";
+    const auto found = entries_.find("method");
+    std::string name = recipe.init ? "full" : "none";
     YamlNode at;
     at.line = 1;
     if (found != entries_.end()) {
       at = found->second;
-      if (at.kind != Kind::scalar) return wrong("adapter.method", at, must_be("adapter.method", "a word", at));
+      if (at.kind != Kind::scalar) return wrong("method", at, must_be("method", "a word", at));
       name = at.text;
     } else if (bad_.contains("adapter")) {
-      bad_.insert("adapter.method");
+      bad_.insert("method");
       return;
-    } else if (!recipe.init) {
-      return wrong("adapter.method", at, "adapter is missing: name the method, as \"adapter: {method: tape}\".");
+    } else if (!recipe.init && !chooses_components()) {
+      return wrong("method", at, "method is missing: name one, as \"method: tape\", or choose components in sections.");
     }
     try {
       recipe.method = parse_method(name, {});
     } catch (const Error& error) {
-      return wrong("adapter.method", at, bare(error));
+      return wrong("method", at, std::string(error.text()));
     }
-    if (name == "none") wrong("adapter.method", at, "method none has no trainable parameters; choose another.");
+    choose_components(recipe.method);
+  }
+
+  bool chooses_components() const {
+    return std::ranges::any_of(entries_, [](const auto& entry) {
+      return entry.first == "positions.encoding" || entry.first == "attention.pattern" || entry.first == "train_also" ||
+             entry.first.starts_with("adapter.");
+    });
+  }
+
+  // Which other keys there are depends on them.
+  void choose_components(MethodOptions& method) {
+    for (const auto& [section, key] : {std::pair{Section::positions, "encoding"}, std::pair{Section::adapter, "type"},
+                                       std::pair{Section::attention, "pattern"}}) {
+      const std::string full = fmt::format("{}.{}", section_name(section), key);
+      const auto found = entries_.find(full);
+      if (found == entries_.end() || found->second.kind == Kind::null) continue;
+      if (found->second.kind != Kind::scalar) {
+        wrong(full, found->second, must_be(full, "a word", found->second));
+        continue;
+      }
+      try {
+        set_setting(method, section, key, found->second.text);
+      } catch (const Error& error) {
+        wrong(full, found->second, fmt::format("{}: {}", full, error.text()));
+      }
+    }
+    constexpr std::string_view before = "adapter.";
+    bool declined = false;
+    for (const auto& [name, node] : entries_) {
+      if (!name.starts_with(before) || node.kind != Kind::scalar) continue;
+      if (choose_by_key(method, name.substr(before.size()), node.text)) declined = method.adapter.type == "none";
+    }
+    if (!declined) return;
+    std::erase_if(entries_, [&](const auto& entry) {
+      const auto& [name, node] = entry;
+      if (!name.starts_with(before)) return false;
+      const std::string key = name.substr(before.size());
+      return choose_by_key(method, key, "0") || is_idle_setting(method, key, text_of(node));
+    });
   }
 
   // Whether the method has such a setting; says so where it has not.
   bool has_place(const Recipe& recipe, const Field& field, const YamlNode& node) {
     const std::string& name = field.key.name;
-    const std::string setting(last_of(name));
-    if (name == "adapter.method" || recipe_name(setting) != name || bad_.contains("adapter.method")) return true;
-    if (takes(recipe.method.method, setting)) return true;
-    if (name == "train_also") {
-      if (node.kind == Kind::list && node.items.empty()) return true;
-      report(node,
-             fmt::format("train_also: method {} trains everything already; remove train_also.", recipe.method.method));
-    } else {
-      no_setting(recipe, setting, node);
-    }
+    const std::optional<Section> section = section_in_method(name);
+    if (!section) return true;
+    if (bad_.contains(name)) return false;  // a component that there is not
+    if (find_key(recipe.method, *section, last_of(name)) != nullptr) return true;
+    if (bad_.contains("method")) return false;
+    report(node, "method " + no_setting(recipe.method, *section, last_of(name)));
     return false;
   }
 
-  // What the adapter of this method takes.
-  void no_setting(const Recipe& recipe, const std::string& setting, const YamlNode& node) {
-    const std::string elsewhere = recipe_name(setting);
-    if (!elsewhere.starts_with("adapter.")) {
-      return report(node, fmt::format("{} does not belong under adapter; write {}.", setting, elsewhere));
-    }
-    std::vector<std::string_view> own;
-    const bool any = bad_.contains("adapter.method");
-    for (const std::string_view name : names_in("adapter")) {
-      if (name == "method" || any || takes(recipe.method.method, name)) own.push_back(name);
-    }
-    const std::string who = any ? "an adapter" : "method " + recipe.method.method;
-    report(node, fmt::format("{} has no setting \"{}\"; it takes {}{}.", who, shortened(setting), fmt::join(own, ", "),
-                             hint(setting, own)));
-  }
-
+  // Keys under adapter that no adapter has.
   void unknown_settings(const Recipe& recipe) {
     for (const auto& [name, node] : entries_) {
-      if (find_field(name) == nullptr) no_setting(recipe, name.substr(std::string_view("adapter.").size()), node);
+      if (find_field(name) != nullptr) continue;
+      const std::string setting = name.substr(std::string_view("adapter.").size());
+      const auto elsewhere =
+          std::ranges::find_if(method_keys_, [&](const MethodKey& key) { return key.key.name == setting; });
+      if (elsewhere != method_keys_.end()) {
+        report(node, fmt::format("{} does not belong under adapter; write {}.", setting, elsewhere->name()));
+      } else if (bad_.contains("method")) {
+        const std::vector<std::string_view> known = names_in("adapter");
+        report(node, fmt::format("adapter has no setting \"{}\"; it takes {}{}.", shortened(setting),
+                                 fmt::join(known, ", "), did_you_mean(setting, known)));
+      } else {
+        report(node, "method " + no_setting(recipe.method, Section::adapter, shortened(setting)));
+      }
     }
   }
 
@@ -283,7 +348,7 @@ class Reader {
     if (fine({"eval_every", "held_out"}) && recipe.eval_every > 0 && recipe.held_out == 0) {
       report(at({"eval_every"}), "eval_every asks for evaluations, but held_out keeps no data for them; set held_out.");
     }
-    if (fine({"adapter.method"})) check_method(recipe);
+    if (fine({"method"})) check_method(recipe);
     if (recipe.init) check_random(recipe);
   }
 
@@ -306,38 +371,27 @@ class Reader {
 
   void check_method(Recipe& recipe) {
     MethodOptions& options = recipe.method;
-    if (fine({"positions.scaling", "positions.factor"})) {
-      if (options.factor && !options.scaling) options.scaling = RopeType::linear;
-      const bool none = !options.scaling || *options.scaling == RopeType::standard;
-      if (none && options.factor) {
-        report(at({"positions.factor"}), "positions.scaling none takes no factor; remove one of them.");
-      } else if (!none && !options.factor) {
-        report(at({"positions.scaling"}),
-               fmt::format("positions.scaling {} needs a factor; add factor: 2 for twice the context.",
-                           rope_type_name(*options.scaling)));
-      }
+    if (options.factor && !options.scaling) options.scaling = RopeType::linear;
+    const bool trains = options.adapter.type != "none" || options.train_also.any() || learns_positions(options);
+    if (!trains && fine({"positions.encoding", "adapter.type", "train_also"})) {
+      wrong("method", at({"method"}),
+            fmt::format("method {} has no trainable parameters; choose another.", options.name()));
     }
-    const Method& method = find_method(options.method);
-    if (method.check != nullptr && fine({"adapter.rank"})) {
-      try {
-        method.check(options);
-      } catch (const Error& error) {
-        const std::string text = bare(error);
-        report(at({"adapter.rank", "adapter.method"}), (text.starts_with("rank ") ? "adapter." : "") + text);
-      }
+    RecipeFacts facts;
+    if (fine({"context"})) facts.context = recipe.context;
+    if (recipe.init && fine({"model.heads"})) facts.heads = recipe.init->heads;
+    facts.base_trains = options.train_also.all;
+    for (const MethodProblem& problem : method_problems(options, facts)) {
+      const std::string key = problem.section == Section::top
+                                  ? problem.key
+                                  : fmt::format("{}.{}", section_name(problem.section), problem.key);
+      if (fine({key})) report(at({key, "method"}), problem.message(true));
     }
-    if (options.method == "longlora" && fine({"adapter.group", "context"})) {
-      // As the method does it: a third of the context is written as 0.333333.
-      const double group = options.group < 1 ? options.group * static_cast<double>(recipe.context) : options.group;
-      const double size = std::round(group);
-      if (std::abs(size - group) > 1e-5 * group || size < 2 || std::fmod(size, 2) != 0 ||
-          std::fmod(static_cast<double>(recipe.context), size) != 0) {
-        report(at({"adapter.group", "context"}),
-               fmt::format("adapter.group makes groups of {:g} tokens, which do not fit context {}: a group must be "
-                           "even and divide it.",
-                           group, recipe.context));
-      }
-    }
+  }
+
+  static bool learns_positions(const MethodOptions& options) {
+    const PositionComponent* encoding = position_components().get(options.positions.type);
+    return encoding != nullptr && encoding->owns != nullptr;
   }
 
   void check_random(Recipe& recipe) {
@@ -358,13 +412,20 @@ class Reader {
       report(at({"model.head_dim", "model.heads"}),
              fmt::format("a head is {} wide, but rotary positions need an even number.", model.head_dim));
     }
-    if (recipe.method.method == "longlora" && model.heads % 2 != 0) {
-      report(at({"model.heads"}), fmt::format("longlora shifts half of the heads, but there are {}.", model.heads));
-    }
+  }
+
+  static std::string text_of(const YamlNode& node) {
+    if (node.kind == Kind::scalar) return node.text;
+    std::vector<std::string> parts;
+    for (const YamlNode& item : node.items) parts.push_back(item.text);
+    return fmt::format("{}", fmt::join(parts, ","));
   }
 
   std::string where_;
+  std::vector<MethodKey> method_keys_ = method_keys();
   std::map<std::string, YamlNode> entries_;
+  std::set<std::string> of_adapter_;  // entries that a file of version 1 has under adapter
+  bool version1_ = false;
   std::set<std::string> bad_;  // keys whose values cannot be relied on
   std::vector<Problem> problems_;
 };

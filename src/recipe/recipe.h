@@ -9,7 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "adapters/options.h"
+#include "adapters/method.h"
+#include "model/training.h"
 
 namespace tapetune {
 
@@ -33,7 +34,8 @@ struct Recipe {
   std::vector<DataSource> data;
   std::string run;
   std::int64_t context = 0;
-  MethodOptions method;   // adapter, positions, train_also and untie, complete: what parse_method gives
+  MethodOptions method;   // method, adapter, positions, attention, train_also and untie, complete
+  bool version1 = false;  // the file has the form in which the first version wrote its runs
   std::string init_from;  // adapter folder to start from; empty: the method's own start
   std::int64_t steps = 0;
   std::int64_t batch = 1;

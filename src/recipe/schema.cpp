@@ -1,184 +1,17 @@
 #include "recipe/schema.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <limits>
-#include <type_traits>
 
-#include "adapters/adapter.h"
 #include "core/nearest.h"
 #include "data/utf8.h"
+#include "recipe/fields.h"
 
 namespace tapetune::schema {
 
 namespace {
 
 using Kind = YamlNode::Kind;
-
-constexpr std::int64_t large = std::int64_t{1} << 31;
-constexpr double huge = 1e12;
-
-// A value within a recipe.
-template <typename T>
-using Access = std::function<T&(Recipe&)>;
-
-template <typename T>
-Access<T> in(T Recipe::* member) {
-  return [=](Recipe& recipe) -> T& { return recipe.*member; };
-}
-
-template <typename Outer, typename T, typename Part>
-Access<T> in(Outer outer, T Part::* member) {
-  return [=](Recipe& recipe) -> T& { return outer(recipe).*member; };
-}
-
-template <typename T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && rest == text.data() + text.size();
-}
-
-std::vector<std::string> split(std::string_view text) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find(','), text.size());
-    if (end > 0) parts.emplace_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
-// A list as it stands, or the "a,b" of a command line. Nothing where it is neither.
-std::optional<std::vector<std::string>> as_list(const YamlNode& node) {
-  if (node.kind == Kind::scalar) return split(node.text);
-  if (node.kind != Kind::list) return std::nullopt;
-  std::vector<std::string> parts;
-  for (const YamlNode& item : node.items) {
-    if (item.kind != Kind::scalar) return std::nullopt;
-    parts.push_back(item.text);
-  }
-  return parts;
-}
-
-std::string yaml_list(const std::vector<std::string>& parts) {
-  std::vector<std::string> scalars;
-  scalars.reserve(parts.size());
-  for (const std::string& part : parts) scalars.push_back(yaml_scalar(part));
-  return fmt::format("[{}]", fmt::join(scalars, ", "));
-}
-
-// --- kinds of keys ---------------------------------------------------------------------------------------------------
-
-template <typename T>
-Field number(std::string name, Access<T> access, T least, T most, std::string rule, std::string help) {
-  const std::string type = std::is_integral_v<T> ? "whole number" : "number";
-  const auto set = [=](Recipe& recipe, const YamlNode& node, const Report& report) {
-    T value{};
-    const bool readable = node.kind == Kind::scalar && parse_number(node.text, value);
-    if (std::is_integral_v<T> && readable && value > most) {
-      return report(node, must_be(name, fmt::format("at most {}", most), node));
-    }
-    if (!readable || !(value >= least && value <= most)) {
-      const std::string_view kind = std::is_integral_v<T> ? "an integer" : "a number";
-      return report(node, must_be(name, fmt::format("{} {}", kind, rule), node));
-    }
-    access(recipe) = value;
-  };
-  const auto get = [=](Recipe& recipe) { return fmt::format("{}", access(recipe)); };
-  return {{name, type, "", rule, std::move(help), true}, set, get};
-}
-
-Field whole(std::string name, Access<std::int64_t> access, std::int64_t least, std::string help) {
-  return number<std::int64_t>(std::move(name), access, least, large, fmt::format(">= {}", least), std::move(help));
-}
-
-Field above_zero(std::string name, Access<double> access, std::string help) {
-  return number<double>(std::move(name), access, std::numeric_limits<double>::denorm_min(), huge, "above 0",
-                        std::move(help));
-}
-
-Field from_zero(std::string name, Access<double> access, std::string help) {
-  return number<double>(std::move(name), access, 0.0, huge, ">= 0", std::move(help));
-}
-
-Field share(std::string name, Access<double> access, std::string help) {
-  return number<double>(std::move(name), access, 0.0, std::nextafter(1.0, 0.0), "from 0 to below 1", std::move(help));
-}
-
-Field flag(std::string name, Access<bool> access, std::string help) {
-  const auto set = [=](Recipe& recipe, const YamlNode& node, const Report& report) {
-    const auto is = [&](std::initializer_list<std::string_view> words) {
-      return node.kind == Kind::scalar && std::find(words.begin(), words.end(), node.text) != words.end();
-    };
-    if (!is({"true", "yes", "1", "false", "no", "0"})) return report(node, must_be(name, "true or false", node));
-    access(recipe) = is({"true", "yes", "1"});
-  };
-  const auto get = [=](Recipe& recipe) { return fmt::format("{}", access(recipe)); };
-  return {{name, "true or false", "", "", std::move(help), true}, set, get};
-}
-
-Field text(std::string name, Access<std::string> access, std::string type, std::string help) {
-  const auto set = [=](Recipe& recipe, const YamlNode& node, const Report& report) {
-    if (node.kind != Kind::scalar || node.text.empty()) return report(node, must_be(name, "a " + type, node));
-    access(recipe) = node.text;
-  };
-  return {
-      {name, type, "", "", std::move(help), true}, set, [=](Recipe& recipe) { return yaml_scalar(access(recipe)); }};
-}
-
-// One of some words; `use` is told which.
-Field word(std::string name, std::vector<std::string_view> words, std::string help,
-           std::function<void(Recipe&, std::size_t)> use, std::function<std::size_t(Recipe&)> which) {
-  const std::string rule = fmt::format("{}", fmt::join(words, ", "));
-  const auto set = [=](Recipe& recipe, const YamlNode& node, const Report& report) {
-    const auto found = std::find(words.begin(), words.end(), node.text);
-    if (node.kind != Kind::scalar || found == words.end()) {
-      return report(node, fmt::format("{} must be one of {}, but is {}{}.", name, rule, shown(node),
-                                      node.kind == Kind::scalar ? hint(node.text, words) : ""));
-    }
-    use(recipe, static_cast<std::size_t>(found - words.begin()));
-  };
-  const auto get = [=](Recipe& recipe) { return std::string(words[which(recipe)]); };
-  return {{name, "word", "", rule, std::move(help), true}, set, get};
-}
-
-Field word(std::string name, Access<std::string> access, const std::vector<std::string_view>& words, std::string help) {
-  return word(
-      std::move(name), words, std::move(help),
-      [=](Recipe& recipe, std::size_t i) { access(recipe) = std::string(words[i]); },
-      [=](Recipe& recipe) {
-        return static_cast<std::size_t>(std::find(words.begin(), words.end(), access(recipe)) - words.begin());
-      });
-}
-
-Field with_fallback(std::string fallback, Field field) {
-  field.key.fallback = std::move(fallback);
-  return field;
-}
-
-Field needed(Field field) {
-  field.needed = true;
-  return field;
-}
-
-// A text that may be absent.
-Field optional(Field field) {
-  field.optional = true;
-  field.set = [set = field.set](Recipe& recipe, const YamlNode& node, const Report& report) {
-    if (node.kind != Kind::scalar || !node.text.empty()) set(recipe, node, report);
-  };
-  field.get = [get = field.get](Recipe& recipe) {
-    const std::string value = get(recipe);
-    return value == yaml_scalar("") ? "null" : value;
-  };
-  return field;
-}
-
-Field resume_safe(Field field) {
-  field.key.affects_result = false;
-  return field;
-}
 
 // --- keys of a shape of their own ------------------------------------------------------------------------------------
 
@@ -241,8 +74,9 @@ void set_data(Recipe& recipe, const YamlNode& node, const Report& report) {
         } else if (entry.key == "path") {
           return report(entry, must_be("data's path", "a file", entry));
         } else if (entry.key != "weight") {
-          return report(entry, fmt::format("data has no key \"{}\"; an entry takes path and weight{}.",
-                                           shortened(entry.key), hint(entry.key, {"path", "weight"})));
+          return report(entry,
+                        fmt::format("data has no key \"{}\"; an entry takes path and weight{}.", shortened(entry.key),
+                                    did_you_mean(entry.key, std::vector<std::string_view>{"path", "weight"})));
         } else if (entry.kind != Kind::scalar || !parse_number(entry.text, file.weight) ||
                    !(file.weight > 0 && file.weight <= huge)) {
           return report(entry, must_be("data's weight", "a number above 0", entry));
@@ -295,83 +129,6 @@ std::string get_betas(Recipe& recipe) {
   return fmt::format("[{}, {}]", recipe.optimizer.beta1, recipe.optimizer.beta2);
 }
 
-bool is_list(const MethodKey& key) {
-  return key.name == "targets" || key.name == "train_also" || key.name == "layers_to_transform" ||
-         key.name == "exclude_modules";
-}
-
-std::string method_value(const MethodKey& key, const MethodOptions& options) {
-  const Json value = key.get(options);
-  if (is_list(key) && value.is_string()) return yaml_list(split(value.get<std::string>()));
-  if (value.is_string()) return yaml_scalar(value.get<std::string>());
-  return value.is_number_float() ? fmt::format("{}", value.get<double>()) : to_text(value);
-}
-
-std::string method_type(const MethodKey& key) {
-  if (is_list(key)) return "list";
-  const Json value = key.get(MethodOptions{});
-  if (value.is_boolean()) return "true or false";
-  if (value.is_number_integer()) return "whole number";
-  return value.is_number() || (value.is_null() && key.name != "scaling") ? "number" : "word";
-}
-
-// A setting of adapters/options.h under the name that it has in a recipe.
-Field method_field(std::string_view setting_name) {
-  const std::string name = recipe_name(setting_name);
-  const MethodKey& setting = *std::find_if(method_keys().begin(), method_keys().end(),
-                                           [&](const MethodKey& key) { return key.name == setting_name; });
-  std::vector<std::string_view> who;
-  const std::string usual = method_value(setting, MethodOptions{});
-  std::string fallback = usual;
-  for (const Method& method : methods()) {
-    if (method.name == "none" || !takes(method.name, setting.name)) continue;
-    who.push_back(method.name);
-    const std::string own = method_value(setting, parse_method(method.name, {}));
-    if (own != usual) fallback += fmt::format(" ({}: {})", method.name, own);
-  }
-  const bool all = who.size() + 1 == methods().size();  // but none
-  Field field;
-  field.key = {name,
-               method_type(setting),
-               fallback,
-               all ? "" : fmt::format("{}", fmt::join(who, ", ")),
-               std::string(setting.help),
-               true};
-  field.optional = usual == "null";
-  field.set = [name, &setting](Recipe& recipe, const YamlNode& node, const Report& report) {
-    const auto parts = as_list(node);
-    if (!parts) return report(node, must_be(name, "a " + method_type(setting), node));
-    const std::string value = node.kind == Kind::scalar ? node.text : fmt::format("{}", fmt::join(*parts, ","));
-    try {
-      setting.set(recipe.method, value);
-    } catch (const Error& error) {
-      const std::string prefix = name.substr(0, name.size() - setting.name.size());
-      report(node, prefix + bare(error));
-    }
-  };
-  field.get = [&setting](Recipe& recipe) {
-    return takes(recipe.method.method, setting.name) ? method_value(setting, recipe.method) : "";
-  };
-  return field;
-}
-
-Field adapter_method() {
-  std::vector<std::string_view> names;
-  for (const Method& method : methods()) {
-    if (method.name != "none") names.push_back(method.name);
-  }
-  Field field;
-  field.key = {"adapter.method",
-               "word",
-               "required; full from scratch",
-               fmt::format("{}", fmt::join(names, ", ")),
-               "the method; adapter: NAME is short for it",
-               true};
-  field.set = [](Recipe&, const YamlNode&, const Report&) {};  // read before the others, which depend on it
-  field.get = [](Recipe& recipe) { return recipe.method.method; };
-  return field;
-}
-
 // --- the schema ------------------------------------------------------------------------------------------------------
 
 std::vector<Field> make_fields() {
@@ -399,13 +156,8 @@ std::vector<Field> make_fields() {
       resume_safe(needed(text("run", in(&Recipe::run), "folder", "the run folder"))),
       needed(whole("context", in(&Recipe::context), 2, "tokens per training sequence")),
   };
-  const std::span<const MethodKey> settings = method_keys();
-  for (const std::string_view name : {"scaling", "factor", "theta"}) all.push_back(method_field(name));
-  all.push_back(adapter_method());
-  for (const MethodKey& key : settings) {
-    if (recipe_name(key.name).starts_with("adapter.")) all.push_back(method_field(key.name));
-  }
-  for (const std::string_view name : {"train_also", "untie"}) all.push_back(method_field(name));
+  all.push_back(preset_field());
+  for (const MethodKey& key : method_keys()) all.push_back(method_field(key));
 
   using Optimizer = Recipe::Optimizer;
   using Schedule = Recipe::Schedule;
@@ -513,31 +265,6 @@ std::string shown(const YamlNode& node) {
 
 std::string must_be(std::string_view name, const std::string& what, const YamlNode& node) {
   return fmt::format("{} must be {}, but is {}.", name, what, shown(node));
-}
-
-std::string hint(std::string_view word, const std::vector<std::string_view>& known) {
-  const std::string meant = nearest(word, known);
-  return meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
-}
-
-std::string bare(const Error& error) {
-  const std::string_view text = error.what();
-  const std::size_t end = text.find("] ");
-  return std::string(end == std::string_view::npos ? text : text.substr(end + 2));
-}
-
-bool takes(std::string_view method, std::string_view key) {
-  const std::vector<std::string_view>& keys = find_method(method).keys;
-  return std::find(keys.begin(), keys.end(), key) != keys.end();
-}
-
-std::string recipe_name(std::string_view setting) {
-  // Settings that stand outside of `adapter`.
-  for (const std::string_view name :
-       {"positions.scaling", "positions.factor", "positions.theta", "train_also", "untie"}) {
-    if (last_of(name) == setting) return std::string(name);
-  }
-  return "adapter." + std::string(setting);
 }
 
 RandomModel& random_model(Recipe& recipe) { return recipe.init ? *recipe.init : recipe.init.emplace(); }

@@ -34,17 +34,11 @@ bool is_section(std::string_view name);
 // The keys of a section, or what may stand at the top level.
 std::vector<std::string_view> names_in(std::string_view section);
 
-// Where a method's setting stands in a recipe: "rank" at adapter.rank, "theta" at positions.theta.
-std::string recipe_name(std::string_view setting);
-bool takes(std::string_view method, std::string_view setting);
-
 RandomModel& random_model(Recipe& recipe);  // which becomes one that trains from scratch
 
 // Parts of messages.
 std::string shortened(const std::string& text);
 std::string shown(const YamlNode& node);
 std::string must_be(std::string_view name, const std::string& what, const YamlNode& node);
-std::string hint(std::string_view word, const std::vector<std::string_view>& known);  // " (did you mean …?)"
-std::string bare(const Error& error);                                                 // without its component
 
 }  // namespace tapetune::schema

@@ -211,7 +211,7 @@ std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t tra
 std::optional<std::int64_t> reached_step(const Recipe& recipe) {
   const fs::path folder = recipe.run;
   if (!is_run(folder)) return std::nullopt;
-  const std::vector<RecipeDifference> changed = differences(read_recipe(folder / "recipe.yaml"), recipe);
+  const std::vector<RecipeDifference> changed = differences(RunFolder::recipe_in(folder), RunFolder::as_begun(recipe));
   if (std::any_of(changed.begin(), changed.end(), [](const RecipeDifference& d) { return d.affects_result; }))
     return {};
   const auto last = RunFolder::latest_in(folder);
@@ -660,7 +660,7 @@ Comparison compare(const std::vector<NamedRecipe>& given, const CompareOptions& 
   for (const NamedRecipe& each : recipes) {
     Entry entry;
     entry.name = each.name;
-    entry.method = each.recipe.method.method;
+    entry.method = each.recipe.method.name();
     entry.settings = recipe_yaml(each.recipe);
     read_training(each.recipe.run, each.recipe, entry);
     EvalTarget target(each.name, each.recipe, /*is_base=*/false, world.device());

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "distributed/world.h"
 #include "recipe/recipe.h"
 #include "report/comparison.h"

@@ -46,7 +46,7 @@ std::string scaling_text(const Recipe& recipe, const RopeConfig& base) {
 
 }  // namespace
 
-bool theta_is_method(const Recipe& recipe) { return recipe.method.method == "theta-scaling"; }
+bool theta_is_method(const Recipe& recipe) { return parse_method(recipe.method.preset, {}).theta.has_value(); }
 
 bool positions_are_method(const Recipe& recipe, const RopeConfig& base) {
   return theta_is_method(recipe) && !is_scaled(recipe, base);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "distributed/group.h"
 
 namespace tapetune {

@@ -1,6 +1,7 @@
 #include "train/base.h"
 
 #include "adapters/checkpoints.h"
+#include "adapters/component.h"
 #include "adapters/peft.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
@@ -19,10 +20,11 @@ at::ScalarType dtype_of(const Recipe& recipe, at::ScalarType otherwise) {
 }
 
 BaseModel base_from(const Recipe& recipe, const Checkpoint& checkpoint, at::Device device) {
-  if (has_position_tensors(checkpoint) && (recipe.method.method != "tape" || recipe.init_from.empty())) {
+  const std::string& own = checkpoint.config().position;
+  if (has_position_tensors(checkpoint) && (recipe.method.positions.type != own || recipe.init_from.empty())) {
     fail("train",
-         "{}: already has TAPE's position tensors; to train it further, set adapter.method=tape and init_from={}.",
-         recipe.model, recipe.model);
+         "{}: already has {}'s position tensors; to train it further, set positions.encoding={} and init_from={}.",
+         recipe.model, position_components().find(own).title, own, recipe.model);
   }
   return {checkpoint.config(), map_weights(checkpoint, device), dtype_of(recipe, default_dtype(checkpoint, device)),
           recipe.model, recipe.model};

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "data/token_file.h"
 #include "recipe/recipe.h"
 

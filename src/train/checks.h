@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "core/json.h"
 #include "distributed/world.h"
 #include "recipe/recipe.h"

@@ -1,7 +1,7 @@
 // What a run writes to its disk.
 #pragma once
 
-#include "adapters/adapter.h"
+#include "adapters/build_model.h"
 #include "recipe/recipe.h"
 
 namespace tapetune {

@@ -13,6 +13,7 @@
 #include "core/progress.h"
 #include "core/signals.h"
 #include "data/text_files.h"
+#include "train/run_folder.h"
 
 namespace tapetune {
 
@@ -94,9 +95,7 @@ Recipe with_found_paths(Recipe recipe, const fs::path& run, bool say) {
   return recipe;
 }
 
-Recipe read_run_recipe(const fs::path& run, bool say) {
-  return with_found_paths(read_recipe(run / "recipe.yaml"), run, say);
-}
+Recipe read_run_recipe(const fs::path& run, bool say) { return with_found_paths(RunFolder::recipe_in(run), run, say); }
 
 void write_inputs(const fs::path& run, const Recipe& recipe) {
   const Json before = read_inputs(run);

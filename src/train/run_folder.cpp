@@ -124,6 +124,18 @@ void require_same(const Recipe& before, const Recipe& now, const fs::path& run) 
 
 }  // namespace
 
+Recipe RunFolder::recipe_in(const fs::path& run, std::span<const std::string> overrides) {
+  Recipe recipe = read_recipe(run / "recipe.yaml", overrides);
+  if (recipe.version1) recipe.method.window = false;
+  return recipe;
+}
+
+Recipe RunFolder::as_begun(Recipe recipe) {
+  std::error_code status;
+  if (is_marked(recipe.run) && recipe_in(recipe.run).version1) recipe.method.window = false;
+  return recipe;
+}
+
 bool RunFolder::is_marked(const fs::path& run) {
   std::error_code status;
   if (!fs::is_regular_file(run / "recipe.yaml", status)) return false;
@@ -159,7 +171,7 @@ void RunFolder::require_fits(const Recipe& recipe) {
   require_ours(recipe.run);
   const fs::path file = fs::path(recipe.run) / "recipe.yaml";
   std::error_code status;
-  if (fs::exists(file, status)) require_same(read_recipe(file), recipe, recipe.run);
+  if (fs::exists(file, status)) require_same(recipe_in(recipe.run), as_begun(recipe), recipe.run);
   if (const auto latest = latest_in(recipe.run); latest && latest->step > recipe.steps) {
     fail("train", "{}: has trained {} already, but steps={}; give at least {}, or choose another run folder.",
          recipe.run, counted(latest->step, "step"), recipe.steps, latest->step);

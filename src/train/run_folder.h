@@ -22,6 +22,10 @@ class RunFolder {
   static void require_ours(const std::filesystem::path& run);
   // The same, and fails where the folder holds a run of another recipe.
   static void require_fits(const Recipe& recipe);
+  // The recipe of a run, and a given recipe with what a run of version 1 in its folder decided: that one knew no
+  // sliding windows, and goes on without.
+  static Recipe recipe_in(const std::filesystem::path& run, std::span<const std::string> overrides = {});
+  static Recipe as_begun(Recipe recipe);
   // Whether a run wrote this folder's recipe.yaml.
   static bool is_marked(const std::filesystem::path& run);
   // Makes the folder and the lock file that marks it as a run's, before anything else is in it. True if the lock is

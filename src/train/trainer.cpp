@@ -95,7 +95,7 @@ class Trainer {
             mesh_.base),
         exchange_(adapted_.parameters, mesh_.gradients) {
     if (adapted_.parameters.empty()) {
-      fail("train", "method {} has no trainable parameters; choose another.", recipe.method.method);
+      fail("train", "method {} has no trainable parameters; choose another.", recipe.method.name());
     }
     if (world.is_rank0()) {
       run_.emplace(recipe_, version);
@@ -437,7 +437,8 @@ class Trainer {
     step_ = json.at("step").get<std::int64_t>();
     loss_ = json.value("loss", 0.0);
     evaluated_ = json.value("evaluated", step_);
-    const bool draws = recipe_.method.dropout > 0 || recipe_.method.random_offset;
+    const Components& parts = adapted_.model.components();
+    const bool draws = parts.adapter->draws() || parts.positions->draws();
     if (draws && json.value("draws", "") != draws_by_sequence) {
       warn(
           "{}: an earlier version of tapetune began this run; from step {} on, dropout and random offsets are drawn "
@@ -481,7 +482,7 @@ class Trainer {
 
 TrainResult train(const Recipe& recipe, const std::string& version, World& world, const DescribeError& describe) {
   if (world.is_rank0()) RunFolder::require_ours(recipe.run);
-  return Trainer(recipe, version, world).run(describe);
+  return Trainer(RunFolder::as_begun(recipe), version, world).run(describe);
 }
 
 }  // namespace tapetune

@@ -41,7 +41,7 @@ class RunVerification {
 
   std::vector<RunCheck> verify() {
     check("recipe.yaml", [&] {
-      written_ = read_recipe(run_ / "recipe.yaml");
+      written_ = RunFolder::recipe_in(run_);
       return RunCheck{State::ok, "", "readable"};
     });
     if (written_) found_ = with_found_paths(*written_, run_, /*say=*/false);

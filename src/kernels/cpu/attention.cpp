@@ -1,10 +1,9 @@
-#include "kernels/attention.h"
-
 #include <ATen/Parallel.h>
 
 #include <atomic>
+#include <cmath>
 
-#include "core/error.h"
+#include "kernels/attention_paths.h"
 #include "kernels/cpu/attention_loops.h"
 #include "kernels/cpu/loops.h"
 #include "kernels/grain.h"
@@ -19,64 +18,59 @@ struct Span {
   std::int64_t begin, end;
 };
 
-struct Shape {
-  std::int64_t batch, queries, keys, heads, key_heads, width;
-  std::int64_t group() const { return heads / key_heads; }
-};
-
-Shape shape_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& extra_values) {
-  for (const at::Tensor& x : {q, k, v, extra_values}) {
-    if (x.defined() && (x.dim() != 4 || !x.is_cpu() || x.scalar_type() != at::kFloat)) {
-      fail("attention", "queries, keys and values must be f32 on the CPU with 4 axes.");
-    }
-  }
-  const Shape s{q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3)};
-  const std::vector<std::int64_t> sizes{s.batch, s.keys, s.key_heads, s.width};
-  if (s.keys < s.queries || s.key_heads < 1 || s.heads % s.key_heads != 0 || k.sizes() != sizes || v.sizes() != sizes ||
-      (extra_values.defined() && extra_values.sizes() != sizes)) {
-    fail("attention", "queries [{}] do not go with keys [{}] and values [{}].", fmt::join(q.sizes(), ", "),
-         fmt::join(k.sizes(), ", "), fmt::join(v.sizes(), ", "));
-  }
-  return s;
-}
-
-std::vector<Span> spans_of(const Shape& s, const Cuts& cuts) {
-  const auto checked = [&](std::vector<std::int64_t> list) {
-    if (list.empty()) list.push_back(0);
-    const bool rising = std::is_sorted(list.begin(), list.end(), std::less_equal<>());
-    if (list.front() != 0 || !rising || list.back() >= std::max<std::int64_t>(s.queries, 1) ||
-        (list.size() > 1 && s.queries != s.keys)) {
-      fail("attention", "cuts must begin at 0, increase and lie within {} tokens without past keys; they are {}.",
-           s.queries, fmt::join(list, ", "));
-    }
-    list.push_back(s.keys);
-    return list;
-  };
-  const auto first = checked(cuts.first), second = checked(cuts.second);
-  const std::int64_t middle = s.heads / 2;
+std::vector<Span> spans_of(const AttentionShape& s, const Visible& visible) {
   std::vector<Span> spans;
-  const auto add = [&](const std::vector<std::int64_t>& list, std::int64_t from, std::int64_t to) {
-    for (std::int64_t b = 0; b < s.batch; ++b) {
-      for (std::int64_t h = from; h < to;) {
-        const std::int64_t key_head = h / s.group(), next = std::min(to, (key_head + 1) * s.group());
-        for (std::size_t i = 0; i + 1 < list.size(); ++i) {
-          spans.push_back({b, key_head, h, next, list[i], list[i + 1]});
-        }
+  for (const Visible::Piece& piece : visible.pieces(s.batch, s.heads, s.keys)) {
+    for (std::int64_t b = piece.row; b < piece.row + piece.rows; ++b) {
+      for (std::int64_t h = piece.head, end = piece.head + piece.heads; h < end;) {
+        const std::int64_t key_head = h / s.group(), next = std::min(end, (key_head + 1) * s.group());
+        spans.push_back({b, key_head, h, next, piece.begin, piece.end});
         h = next;
       }
     }
-  };
-  if (first == second) {
-    add(first, 0, s.heads);
-  } else {
-    add(first, 0, middle);
-    add(second, middle, s.heads);
   }
   return spans;
 }
 
+// Keys that a query of the span sees at most.
+std::int64_t reach_of(const Span& span, const Visible& visible) {
+  const std::int64_t length = span.end - span.begin;
+  return visible.window == 0 ? length : std::min(length, visible.window);
+}
+
+// Numbers by distance for the loops, a row each: the distances from the largest down to 0, with room on both sides for
+// what whole tiles touch.
+struct DistanceRows {
+  at::Tensor rows;  // [rows, room + M + room]; undefined: there are none
+  static constexpr std::int64_t room = loops::bias_room;
+
+  static DistanceRows zeros(std::int64_t count, const AttentionShape& s) {
+    return {at::zeros({count, room + s.keys + room}, at::kFloat)};
+  }
+  static DistanceRows of_bias(const at::Tensor& bias, const AttentionShape& s) {
+    if (!bias.defined()) return {};
+    DistanceRows all = zeros(s.heads, s);
+    all.inner(s).copy_(bias.narrow(1, 0, s.keys).flip(1)).mul_(loops::log2_e);
+    return all;
+  }
+  at::Tensor inner(const AttentionShape& s) const { return rows.narrow(1, room, s.keys); }
+  // Where a row has distance 0.
+  float* zero(std::int64_t row) const {
+    return rows.defined() ? rows.mutable_data_ptr<float>() + (row + 1) * rows.size(1) - room - 1 : nullptr;
+  }
+};
+
+// The key before which half of a span's work lies: the first keys are seen by most queries, each by as many as a window
+// lets. Without one, 1 - sqrt(1/2) of the keys are half of the work.
+std::int64_t half_of(std::int64_t length, std::int64_t reach) {
+  const auto all = static_cast<double>(length), seen = static_cast<double>(reach);
+  const double middle = 3 * reach <= 2 * length ? all / 2 - seen / 4 : all - std::sqrt(seen * all - seen * seen / 2);
+  const std::int64_t keys = reach == length ? length * 293 / 1000 : static_cast<std::int64_t>(middle);
+  return keys / loops::key_block * loops::key_block;
+}
+
 // Of queries with keys and of weights with values.
-std::int64_t products_of(const Shape& s) { return 2 * s.batch * s.heads * s.queries * s.keys * s.width; }
+std::int64_t products_of(const AttentionShape& s) { return 2 * s.batch * s.heads * s.queries * s.keys * s.width; }
 
 at::Tensor readable(const at::Tensor& x) { return !x.defined() || x.stride(-1) == 1 ? x : x.contiguous(); }
 
@@ -106,7 +100,7 @@ void share(std::size_t tasks, std::int64_t numbers, std::int64_t scratch, const 
 }
 
 // [B, M, H, D] -> [B, M, K, D], always in the order of the heads.
-at::Tensor sum_groups(const at::Tensor& x, const Shape& s) {
+at::Tensor sum_groups(const at::Tensor& x, const AttentionShape& s) {
   if (!x.defined() || s.group() == 1) return x;
   at::Tensor out = at::empty({s.batch, s.keys, s.key_heads, s.width}, x.options());
   const auto* from = x.const_data_ptr<float>();
@@ -128,10 +122,10 @@ at::Tensor sum_groups(const at::Tensor& x, const Shape& s) {
 
 }  // namespace
 
-Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const at::Tensor& extra_values, double scale, const Cuts& cuts) {
-  const Shape s = shape_of(q, k, v, extra_values);
-  const std::vector<Span> spans = spans_of(s, cuts);
+Attended forward_in_tiles(const AttentionShape& s, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& extra_values, const Scores& scores) {
+  const std::vector<Span> spans = spans_of(s, scores.visible);
+  const DistanceRows bias = DistanceRows::of_bias(scores.bias, s);
   const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(extra_values);
   Attended out;
   out.values = at::empty({s.batch, s.queries, s.heads, s.width}, q.options());
@@ -154,7 +148,7 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
   std::int64_t total = 0;
   for (std::size_t i = 0; i < spans.size(); ++i) {
     const Span& span = spans[i];
-    const std::int64_t length = span.end - span.begin, past = s.keys - s.queries;
+    const std::int64_t length = span.end - span.begin, past = s.past();
     offset.push_back(total);
     total += (length + loops::lane - 1) / loops::lane * loops::lane;
     for (std::int64_t at = 0; at < length; at += chunk) packings.push_back({i, at, std::min(chunk, length - at)});
@@ -191,15 +185,20 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
   share(blocks.size(), products_of(s), loops::forward_scratch(s.width), [&](std::size_t task, float* scratch) {
     const Block& block = blocks[task];
     const Span& span = spans[block.span];
-    const std::int64_t to = offset[block.span];
+    const std::int64_t all = s.past() + block.begin + 1 - span.begin, hidden = all - reach_of(span, scores.visible);
+    // Keys that no query of the block sees are left out, in whole panels.
+    const std::int64_t skipped = std::max<std::int64_t>(0, hidden) / loops::lane * loops::lane;
+    const std::int64_t to = offset[block.span] + skipped;
     const loops::Rows query = rows(queries, span.batch, block.begin, block.head);
     loops::attention_forward(
         {.q = query.data,
          .q_stride = query.stride,
          .rows = block.count,
          .width = s.width,
-         .seen = s.keys - s.queries + block.begin + 1 - span.begin,
-         .scale = static_cast<float>(scale),
+         .seen = all - skipped,
+         .hidden = hidden - skipped,
+         .scale = static_cast<float>(scores.scale),
+         .bias = bias.zero(block.head),
          .keys = panels + to * s.width,
          .values = first + to * stride,
          .extra_values = second == nullptr ? nullptr : second + to * stride,
@@ -212,7 +211,7 @@ Attended attention_forward(const at::Tensor& q, const at::Tensor& k, const at::T
   return out;
 }
 
-at::Tensor attention_delta(const at::Tensor& result, const at::Tensor& d_result) {
+at::Tensor delta_in_rows(const at::Tensor& result, const at::Tensor& d_result) {
   const at::Tensor x = result.contiguous(), y = d_result.contiguous();
   const std::int64_t width = x.size(3);
   at::Tensor out = at::empty({x.size(0), x.size(1), x.size(2)}, x.options());
@@ -224,23 +223,13 @@ at::Tensor attention_delta(const at::Tensor& result, const at::Tensor& d_result)
   return out;
 }
 
-AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& extra_values, const Attended& out, const at::Tensor& d_values,
-                                      const at::Tensor& d_extra_output, double scale, const Cuts& cuts,
-                                      bool need_extra) {
-  at::Tensor delta =
-      d_values.defined() ? attention_delta(out.values, d_values) : at::zeros(q.sizes().slice(0, 3), q.options());
-  if (d_extra_output.defined()) delta.add_(attention_delta(out.extra_output, d_extra_output));
-  return attention_backward(q, k, v, extra_values, out.lse, delta, d_values, d_extra_output, scale, cuts, need_extra);
-}
-
-AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& extra_values, const at::Tensor& given_lse,
-                                      const at::Tensor& delta, const at::Tensor& d_values,
-                                      const at::Tensor& d_extra_output, double scale, const Cuts& cuts,
-                                      bool need_extra) {
-  const Shape s = shape_of(q, k, v, extra_values);
-  const std::vector<Span> spans = spans_of(s, cuts);
+AttentionGradients backward_in_tiles(const AttentionShape& s, const at::Tensor& q, const at::Tensor& k,
+                                     const at::Tensor& v, const at::Tensor& extra_values, const at::Tensor& given_lse,
+                                     const at::Tensor& delta, const at::Tensor& d_values,
+                                     const at::Tensor& d_extra_output, const Scores& scores, bool need_extra,
+                                     bool need_bias) {
+  const std::vector<Span> spans = spans_of(s, scores.visible);
+  const DistanceRows bias = DistanceRows::of_bias(scores.bias, s);
   const at::Tensor queries = readable(q), keys = readable(k), values = readable(v), more = readable(extra_values);
   const at::Tensor zero = d_values.defined() ? at::Tensor() : at::zeros({1, 1, 1, s.width}, q.options());
   const at::Tensor d_first = d_values.defined() ? readable(d_values) : zero.expand_as(q);
@@ -261,7 +250,7 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
     std::int64_t head, begin, end;  // keys, counted from the span's first
     const at::Tensor* d_q;
   };
-  const std::int64_t past = s.keys - s.queries;
+  const std::int64_t past = s.past();
   at::Tensor rest;
   std::vector<Task> tasks;
   std::int64_t longest = 0;
@@ -269,14 +258,15 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
     const std::int64_t length = spans[i].end - spans[i].begin;
     longest = std::max(longest, length);
     const bool halve = past == 0 && s.batch * s.heads < 32 && length >= 8 * loops::key_block;
-    // The first keys are seen by most queries: 1 - sqrt(1/2) of them are half of the work.
-    const std::int64_t middle = halve ? length * 293 / 1000 / loops::key_block * loops::key_block : length;
+    const std::int64_t middle = halve ? half_of(length, reach_of(spans[i], scores.visible)) : length;
     if (halve && !rest.defined()) rest = at::empty_like(d.q);
     for (std::int64_t h = spans[i].first_head; h < spans[i].last_head; ++h) {
       tasks.push_back({i, h, 0, middle, &d.q});
       if (halve) tasks.push_back({i, h, middle, length, &rest});
     }
   }
+  DistanceRows d_bias;  // a row for each task: the order of the sum is always that of the tasks
+  if (need_bias && bias.rows.defined()) d_bias = DistanceRows::zeros(static_cast<std::int64_t>(tasks.size()), s);
   share(tasks.size(), 2 * products_of(s), loops::backward_scratch(std::min(longest, s.queries), s.width),
         [&](std::size_t index, float* scratch) {
           const Task& task = tasks[index];
@@ -296,7 +286,10 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
                .keys = task.end - task.begin,
                .width = s.width,
                .past = past + query - key,
-               .scale = static_cast<float>(scale),
+               .reach = reach_of(span, scores.visible),
+               .scale = static_cast<float>(scores.scale),
+               .bias = bias.zero(h),
+               .d_bias = d_bias.zero(static_cast<std::int64_t>(index)),
                .d_q = place(*task.d_q, b, query, h),
                .d_k = place(d.k, b, key, h),
                .d_v = place(d.v, b, key, h),
@@ -314,6 +307,13 @@ AttentionGradients attention_backward(const at::Tensor& q, const at::Tensor& k, 
       for (std::int64_t i = 0; i < s.width; ++i) d_q[i] += more_q[i];
     }
   });
+  if (d_bias.rows.defined()) {
+    d.bias = at::zeros(scores.bias.sizes(), q.options());
+    const at::Tensor own = d_bias.inner(s).flip(1);  // [tasks, M]
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      d.bias.select(0, tasks[i].head).narrow(0, 0, s.keys).add_(own.select(0, static_cast<std::int64_t>(i)));
+    }
+  }
   d.k = sum_groups(d.k, s);
   d.v = sum_groups(d.v, s);
   d.extra_values = sum_groups(d.extra_values, s);

@@ -9,7 +9,7 @@ namespace tapetune::kernels::loops {
 
 namespace {
 
-constexpr float log2_e = 1.44269504F, ln_2 = 0.693147181F;
+constexpr float ln_2 = 0.693147181F;
 constexpr std::int64_t forward_keys = 384;  // scores that a query holds at a time
 constexpr std::int64_t score_stride = row_stride(key_block);
 constexpr std::int64_t forward_stride = row_stride(forward_keys);
@@ -74,9 +74,14 @@ TAPETUNE_INLINE void transpose(const float* from, std::int64_t stride, std::int6
   }
 }
 
-// How many of `keys` keys the row sees, where row 0 sees `seen`.
+// How many of `keys` keys the row sees, where row 0 sees `seen`; with `hidden` for `seen`: how many it does not see.
 TAPETUNE_INLINE std::int64_t visible(std::int64_t seen, std::int64_t row, std::int64_t keys) {
   return std::clamp<std::int64_t>(seen + row, 0, keys);
+}
+
+// The first key in whole tiles that a unit of rows sees, where row 0 does not see `hidden`.
+TAPETUNE_INLINE std::int64_t first_tile(std::int64_t hidden, std::int64_t row) {
+  return std::max<std::int64_t>(0, hidden + row) / lane * lane;
 }
 
 TAPETUNE_INLINE void divide(const float* from, const float* sum, float* to, std::int64_t stride, std::int64_t rows,
@@ -199,10 +204,18 @@ struct Loops {
     }
   }
 
-  // Scores of one query to weights relative to the largest so far: `length` numbers, of which the first `there` are
-  // keys.
-  static TAPETUNE_INLINE void soften(float* scores, std::int64_t there, std::int64_t length, float& largest, float& sum,
-                                     float& shrink) {
+  // The start of a tile of scores: zeros, or the bias of row 0, whose own key is `own` keys behind the tile's first.
+  template <int rows, int columns>
+  static TAPETUNE_INLINE void begin_scores(Vector (&c)[rows][columns], const float* bias, std::int64_t own) {
+    if (bias == nullptr) return clear(c);
+    load(c, bias - own, -1);
+  }
+
+  // Scores of one query to weights relative to the largest so far: `length` numbers, of which those in [hidden, there)
+  // are of keys that it sees.
+  static TAPETUNE_INLINE void soften(float* scores, std::int64_t hidden, std::int64_t there, std::int64_t length,
+                                     float& largest, float& sum, float& shrink) {
+    for (std::int64_t i = 0; i < hidden; ++i) scores[i] = -INFINITY;
     for (std::int64_t i = there; i < length; ++i) scores[i] = -INFINITY;
     Vector top, x;
     load(top, scores);
@@ -212,15 +225,16 @@ struct Loops {
     }
     float now = largest;
     for (int j = 0; j < count; ++j) now = top[j] > now ? top[j] : now;
+    const float origin = now == -INFINITY ? 0 : now;  // none seen yet: all weights are 0
     Vector total{};
     for (std::int64_t i = 0; i < length; i += count) {
       load(x, scores + i);
-      x = x - now;
+      x = x - origin;
       exp2_inplace(x);
       store(scores + i, x);
       total += x;
     }
-    x = Vector{} + (largest - now);
+    x = Vector{} + (largest - origin);
     exp2_inplace(x);
     shrink = x[0];
     float added = 0;
@@ -229,34 +243,39 @@ struct Loops {
     largest = now;
   }
 
-  // to = to * shrink + weights values, tile by tile; at the first block `to` holds nothing yet.
+  // Keys [begin, begin + keys) of those that a block of queries sees, and who sees them.
+  struct Keys {
+    std::int64_t begin, keys, seen, hidden;  // seen, hidden: of row 0, counted from `begin`
+  };
+
+  // to = to * shrink + weights values, tile by tile; before the first keys that a row sees `to` holds nothing.
   template <typename T>
   static TAPETUNE_INLINE void mix_by(const float* weights, const float* values, float* to, const float* shrink,
-                                     bool first, std::int64_t seen, std::int64_t rows, std::int64_t keys,
-                                     std::int64_t width) {
+                                     const Keys& part, std::int64_t rows, std::int64_t width) {
     const std::int64_t stride = row_stride(width), unit = unit_of(width);
     for (std::int64_t c = 0; c < width; c += lane) {
       for (std::int64_t r = 0; r < rows; r += unit) {
-        const std::int64_t there = visible(seen, r + unit - 1, keys);
-        if (there == 0) continue;
+        const std::int64_t from = first_tile(part.hidden, r), there = visible(part.seen, r + unit - 1, part.keys);
+        if (from >= there) continue;
         float* at = to + r * stride + c;
         T t;
-        if (first) {
+        if (first_tile(part.hidden + part.begin, r) >= part.begin) {
           clear(t.c);
         } else {
           load(t.c, at, stride);
           shrink_rows(t.c, shrink + r);
         }
-        multiply(t.c, weights + r * forward_stride, forward_stride, 1, values + c, stride, there);
+        multiply(t.c, weights + r * forward_stride + from, forward_stride, 1, values + from * stride + c, stride,
+                 there - from);
         store(t.c, at, stride);
       }
     }
   }
 
-  static TAPETUNE_INLINE void mix(const float* weights, const float* values, float* to, const float* shrink, bool first,
-                                  std::int64_t seen, std::int64_t rows, std::int64_t keys, std::int64_t width) {
-    if (unit_of(width) == strip) return mix_by<Strip>(weights, values, to, shrink, first, seen, rows, keys, width);
-    mix_by<Tile>(weights, values, to, shrink, first, seen, rows, keys, width);
+  static TAPETUNE_INLINE void mix(const float* weights, const float* values, float* to, const float* shrink,
+                                  const Keys& part, std::int64_t rows, std::int64_t width) {
+    if (unit_of(width) == strip) return mix_by<Strip>(weights, values, to, shrink, part, rows, width);
+    mix_by<Tile>(weights, values, to, shrink, part, rows, width);
   }
 
   static TAPETUNE_INLINE void forward(const Forward& f) {
@@ -277,26 +296,29 @@ struct Loops {
     fill(largest, rows, -INFINITY);
     fill(sum, rows, 0);
     for (std::int64_t begin = 0; begin < all; begin += forward_keys) {
-      const std::int64_t keys = std::min(forward_keys, all - begin), seen = f.seen - begin;
+      const std::int64_t keys = std::min(forward_keys, all - begin), seen = f.seen - begin, hidden = f.hidden - begin;
       for (std::int64_t k = 0; k < keys; k += lane) {
         const float* panel = f.keys + (begin + k) * width;
         for (std::int64_t r = 0; r < rows; r += tile) {
-          if (visible(seen, r / unit * unit + unit - 1, keys) <= k) continue;
+          const std::int64_t of_unit = r / unit * unit;
+          if (visible(seen, of_unit + unit - 1, keys) <= k || first_tile(hidden, of_unit) > k) continue;
           Tile t;
-          clear(t.c);
+          begin_scores(t.c, f.bias, seen + r - 1 - k);
           multiply(t.c, q + r * stride, stride, 1, panel, lane, width);
           store(t.c, scores + r * forward_stride + k, forward_stride);
         }
       }
       for (std::int64_t r = 0; r < rows; ++r) {
-        const std::int64_t last = visible(seen, r / unit * unit + unit - 1, keys);
-        if (last == 0) continue;
-        soften(scores + r * forward_stride, visible(seen, r, keys), round_up(last, lane), largest[r], sum[r],
-               shrink[r]);
+        const std::int64_t of_unit = r / unit * unit, from = first_tile(hidden, of_unit);
+        const std::int64_t last = visible(seen, of_unit + unit - 1, keys);
+        if (from >= last) continue;
+        soften(scores + r * forward_stride + from, visible(hidden, r, keys) - from, visible(seen, r, keys) - from,
+               round_up(last, lane) - from, largest[r], sum[r], shrink[r]);
       }
-      mix(scores, f.values + begin * stride, values, shrink, begin == 0, seen, rows, keys, width);
+      const Keys part{begin, keys, seen, hidden};
+      mix(scores, f.values + begin * stride, values, shrink, part, rows, width);
       if (f.extra_values != nullptr) {
-        mix(scores, f.extra_values + begin * stride, extra_values, shrink, begin == 0, seen, rows, keys, width);
+        mix(scores, f.extra_values + begin * stride, extra_values, shrink, part, rows, width);
       }
     }
     divide(values, sum, f.out, f.out_stride, f.rows, width);
@@ -307,47 +329,60 @@ struct Loops {
   // to[key] += sum over the rows that see it of scores[row, key] x[row].
   template <typename T>
   static TAPETUNE_INLINE void spread_by(const float* scores, const float* x, float* to, std::int64_t seen,
-                                        std::int64_t rows, std::int64_t keys, std::int64_t width) {
+                                        std::int64_t hidden, std::int64_t rows, std::int64_t keys, std::int64_t width) {
     const std::int64_t stride = row_stride(width), unit = unit_of(width);
     for (std::int64_t k = 0; k < keys; k += unit) {
-      const std::int64_t from = std::max<std::int64_t>(0, k + 1 - seen);
+      const std::int64_t from = std::max<std::int64_t>(0, k + 1 - seen), behind = std::min(rows, k + unit - hidden);
       if (from >= rows) break;
+      if (from >= behind) continue;
       for (std::int64_t c = 0; c < width; c += lane) {
         T t;
         float* at = to + k * stride + c;
         load(t.c, at, stride);
-        multiply(t.c, scores + from * score_stride + k, 1, score_stride, x + from * stride + c, stride, rows - from);
+        multiply(t.c, scores + from * score_stride + k, 1, score_stride, x + from * stride + c, stride, behind - from);
         store(t.c, at, stride);
       }
     }
   }
 
   static TAPETUNE_INLINE void spread(const float* scores, const float* x, float* to, std::int64_t seen,
-                                     std::int64_t rows, std::int64_t keys, std::int64_t width) {
-    if (unit_of(width) == strip) return spread_by<Strip>(scores, x, to, seen, rows, keys, width);
-    spread_by<Tile>(scores, x, to, seen, rows, keys, width);
+                                     std::int64_t hidden, std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    if (unit_of(width) == strip) return spread_by<Strip>(scores, x, to, seen, hidden, rows, keys, width);
+    spread_by<Tile>(scores, x, to, seen, hidden, rows, keys, width);
   }
 
   // to[row] += sum over the keys that it sees of scores[row, key] k[key].
   template <typename T>
   static TAPETUNE_INLINE void gather_by(const float* scores, const float* k, float* to, std::int64_t seen,
-                                        std::int64_t rows, std::int64_t keys, std::int64_t width) {
+                                        std::int64_t hidden, std::int64_t rows, std::int64_t keys, std::int64_t width) {
     const std::int64_t stride = row_stride(width), unit = unit_of(width);
     for (std::int64_t c = 0; c < width; c += lane) {
       for (std::int64_t r = 0; r < rows; r += unit) {
+        const std::int64_t from = visible(hidden, r, keys), there = visible(seen, r + unit - 1, keys);
+        if (from >= there) continue;
         float* at = to + r * stride + c;
         T t;
         load(t.c, at, stride);
-        multiply(t.c, scores + r * score_stride, score_stride, 1, k + c, stride, visible(seen, r + unit - 1, keys));
+        multiply(t.c, scores + r * score_stride + from, score_stride, 1, k + from * stride + c, stride, there - from);
         store(t.c, at, stride);
       }
     }
   }
 
   static TAPETUNE_INLINE void gather(const float* scores, const float* k, float* to, std::int64_t seen,
-                                     std::int64_t rows, std::int64_t keys, std::int64_t width) {
-    if (unit_of(width) == strip) return gather_by<Strip>(scores, k, to, seen, rows, keys, width);
-    gather_by<Tile>(scores, k, to, seen, rows, keys, width);
+                                     std::int64_t hidden, std::int64_t rows, std::int64_t keys, std::int64_t width) {
+    if (unit_of(width) == strip) return gather_by<Strip>(scores, k, to, seen, hidden, rows, keys, width);
+    gather_by<Tile>(scores, k, to, seen, hidden, rows, keys, width);
+  }
+
+  // The gradients of scores to those of their distances; row 0's own key is key `seen` - 1.
+  static TAPETUNE_INLINE void add_by_distance(const float* d_scores, float* d_bias, std::int64_t seen,
+                                              std::int64_t hidden, std::int64_t rows, std::int64_t keys) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* x = d_scores + r * score_stride;
+      float* to = d_bias - (seen + r - 1);
+      for (std::int64_t k = visible(hidden, r, keys), last = visible(seen, r, keys); k < last; ++k) to[k] += x[k];
+    }
   }
 
   static TAPETUNE_INLINE void backward(const Backward& b) {
@@ -393,17 +428,21 @@ struct Loops {
                   extra_panels);
       fill(d_k, 3 * key_block * stride, 0);
 
-      for (std::int64_t from = std::max<std::int64_t>(0, begin - b.past); from < b.queries; from += query_block) {
-        const std::int64_t seen = b.past + from + 1 - begin, there = std::min(query_block, b.queries - from);
+      const std::int64_t behind = std::min(b.queries, begin + keys - 1 + b.reach - b.past);  // the last that sees a key
+      for (std::int64_t from = std::max<std::int64_t>(0, begin - b.past); from < behind; from += query_block) {
+        const std::int64_t seen = b.past + from + 1 - begin, hidden = seen - b.reach;
+        const std::int64_t there = std::min(query_block, behind - from);
         const std::int64_t unit = unit_of(width), rows = round_up(there, unit);
         // Where units of queries and of keys meet askew, `spread` reads keys beyond what a query sees.
         const std::int64_t askew = seen % unit == 1 ? 0 : unit - 1;
         for (std::int64_t k = 0; k < keys; k += lane) {
           for (std::int64_t r = 0; r < rows; r += tile) {
-            if (visible(seen, r / unit * unit + unit - 1 + askew, keys) <= k) continue;
+            const std::int64_t of_unit = r / unit * unit;
+            if (visible(seen, of_unit + unit - 1 + askew, keys) <= k) continue;
+            if (hidden + of_unit - (unit - 1) >= k + lane) continue;
             float* w = weights + r * score_stride + k;
             Tile t;
-            clear(t.c);
+            begin_scores(t.c, b.bias, seen + r - 1 - k);
             multiply(t.c, q + (from + r) * stride, stride, 1, k_panels + k * width, lane, width);
 #pragma GCC unroll 12
             for (int i = 0; i < tile; ++i) {
@@ -419,6 +458,15 @@ struct Loops {
                 const auto last = static_cast<std::int32_t>(visible(seen, r + i, keys) - k);
                 for (int j = 0; j < parts; ++j) {
                   t.c[i][j] = reinterpret_cast<Vector>(reinterpret_cast<Mask>(t.c[i][j]) & (places < last - j * count));
+                }
+              }
+            }
+            if (hidden + r + tile - 1 > k) {  // the last row does not see all
+              for (int i = 0; i < tile; ++i) {
+                const auto unseen = static_cast<std::int32_t>(visible(hidden, r + i, keys) - k);
+                for (int j = 0; j < parts; ++j) {
+                  t.c[i][j] =
+                      reinterpret_cast<Vector>(reinterpret_cast<Mask>(t.c[i][j]) & (places >= unseen - j * count));
                 }
               }
             }
@@ -439,11 +487,12 @@ struct Loops {
             store(t.c, d_scores + r * score_stride + k, score_stride);
           }
         }
-        gather(d_scores, k_rows, d_q + from * stride, seen, rows, keys, width);
-        spread(weights, d_values + from * stride, d_v, seen, there, keys, width);
+        gather(d_scores, k_rows, d_q + from * stride, seen, hidden, rows, keys, width);
+        spread(weights, d_values + from * stride, d_v, seen, hidden, there, keys, width);
         if (b.d_extra_values != nullptr && second)
-          spread(weights, d_extra_output + from * stride, d_extra_values, seen, there, keys, width);
-        spread(d_scores, q + from * stride, d_k, seen, there, keys, width);
+          spread(weights, d_extra_output + from * stride, d_extra_values, seen, hidden, there, keys, width);
+        spread(d_scores, q + from * stride, d_k, seen, hidden, there, keys, width);
+        if (b.d_bias != nullptr) add_by_distance(d_scores, b.d_bias, seen, hidden, there, keys);
       }
       const std::int64_t at = begin * b.gradient_stride;
       write(d_k, ln_2, b.d_k + at, b.gradient_stride, keys, width);

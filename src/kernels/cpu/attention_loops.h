@@ -14,13 +14,22 @@ void copy_rows(const float* from, std::int64_t stride, std::int64_t rows, std::i
 // The same transposed, in panels of `lane` rows: [ceil(rows / lane), width, lane]; rows that are missing are zeros.
 void copy_panels(const float* from, std::int64_t stride, std::int64_t rows, std::int64_t width, float* to);
 
-// One head's queries, at most query_block of them, and the keys from the first that they see.
+// A bias is added to the scores by distance. It lies in memory as the keys do, the largest distance first: where it
+// points is distance 0, and entry -d is added to the score of the key that is d tokens back, in powers of two. Whole
+// tiles touch as many numbers more at either end.
+inline constexpr std::int64_t bias_room = 64;
+inline constexpr float log2_e = 1.44269504F;
+
+// One head's queries, at most query_block of them, and the keys from the first that they see, or from before it.
 inline constexpr std::int64_t query_block = 96;
 struct Forward {
   const float* q;
   std::int64_t q_stride, rows, width;
-  std::int64_t seen;  // keys that the first query sees; each that follows sees one more
+  std::int64_t
+      seen;  // keys up to the first query's own, which is the last that it sees; one more for each that follows
+  std::int64_t hidden;  // keys of these that a window hides from the first query, or less than 0; likewise
   float scale;
+  const float* bias;          // or null
   const float* keys;          // panels
   const float* values;        // rows
   const float* extra_values;  // rows, or null
@@ -45,8 +54,11 @@ struct Backward {
   const float* lse;
   Rows delta;  // a number a query
   std::int64_t queries, keys, width;
-  std::int64_t past;  // keys that the first query sees before its own; it may be more than there are
+  std::int64_t past;   // keys before the first query's own; it may be more than there are
+  std::int64_t reach;  // keys that a query sees at most, its own included
   float scale;
+  const float* bias;  // or null
+  float* d_bias;      // in the order of the bias, and added to; or null
   // The gradients are written, not added.
   float *d_q, *d_k, *d_v, *d_extra_values;  // d_extra_values may be null
   std::int64_t gradient_stride;             // the same for all

@@ -237,15 +237,18 @@ TAPETUNE_SIMD void row_dots(const float* x, const float* y, float* out, std::int
   for (std::int64_t r = 0; r < rows; ++r) row_products<false>(x + r * width, y + r * width, out + r, 1, 1, width);
 }
 
-TAPETUNE_SIMD void attention_weights(const float* q, const float* k, float* weights, std::int64_t length,
-                                     std::int64_t width, float scale) {
+TAPETUNE_SIMD void attention_weights(const float* q, const float* k, const float* bias, float* weights,
+                                     std::int64_t length, std::int64_t width, float scale) {
   matvec({q, 1, width, length, nullptr, weights}, k, 0, length);  // the keys are the matrix
+#pragma omp simd
+  for (std::int64_t t = 0; t < length; ++t) weights[t] *= scale;
+  if (bias != nullptr) {
+#pragma omp simd
+    for (std::int64_t t = 0; t < length; ++t) weights[t] += bias[t];
+  }
   float largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
-  for (std::int64_t t = 0; t < length; ++t) {
-    weights[t] *= scale;
-    largest = weights[t] > largest ? weights[t] : largest;
-  }
+  for (std::int64_t t = 0; t < length; ++t) largest = weights[t] > largest ? weights[t] : largest;
   float total = 0;
 #pragma omp simd reduction(+ : total)
   for (std::int64_t t = 0; t < length; ++t) {

@@ -53,9 +53,9 @@ void matvec_bf16(const Product& p, const std::uint16_t* weight, std::int64_t beg
 // The product of each row of x with that of y: x, y [rows, width].
 void row_dots(const float* x, const float* y, float* out, std::int64_t rows, std::int64_t width);
 
-// softmax(q k^T scale) for one query of one head, and values under such weights.
-void attention_weights(const float* q, const float* k, float* weights, std::int64_t length, std::int64_t width,
-                       float scale);
+// softmax(q k^T scale + bias) for one query of one head, and values under such weights. bias may be null.
+void attention_weights(const float* q, const float* k, const float* bias, float* weights, std::int64_t length,
+                       std::int64_t width, float scale);
 void weighted_sum(const float* weights, const float* v, float* out, std::int64_t length, std::int64_t width);
 
 }  // namespace tapetune::kernels::loops

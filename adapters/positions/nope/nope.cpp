@@ -1,0 +1,29 @@
+#include "adapters/positions/nope/nope.h"
+
+#include "adapters/positions/own_architecture.h"
+
+namespace tapetune {
+
+namespace {
+
+class NoPositions final : public PositionEncoding {
+ public:
+  PositionState start(const PositionInput&) const override { return {}; }
+  std::int64_t same_length(const ModelConfig&, std::int64_t) const override { return 1; }
+};
+
+}  // namespace
+
+PositionComponent nope_component() {
+  PositionComponent component;
+  component.name = "nope";
+  component.summary = "no positions beside the causal mask";
+  component.title = "NoPE";
+  component.make = [](const Settings&, ModelBuilder&) -> std::shared_ptr<const PositionEncoding> {
+    return std::make_shared<const NoPositions>();
+  };
+  component.export_files = export_own_architecture;
+  return component;
+}
+
+}  // namespace tapetune
