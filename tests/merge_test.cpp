@@ -18,7 +18,7 @@
 #include "core/json.h"
 #include "export/verify.h"
 #include "support.h"
-#include "train/base.h"
+#include "run/open.h"
 
 namespace merge_test {
 

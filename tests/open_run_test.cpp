@@ -11,8 +11,8 @@
 #include "core/json.h"
 #include "data/token_file.h"
 #include "support.h"
-#include "train/base.h"
-#include "train/inputs.h"
+#include "run/open.h"
+#include "run/inputs.h"
 
 namespace open_run_test {
 
@@ -183,7 +183,7 @@ TEST_CASE("a checkpoint of a run, and its adapter folder, are models as the run 
   CHECK(largest_difference(trained.values(merged.string()), trained.values(first)) < 1e-4);
   // Only a checkpoint of a run is one.
   fs::copy(first, trained.model.folder / "step-00000001");
-  CHECK(run_of(trained.model.folder / "step-00000001").empty());
+  CHECK(identify(trained.model.folder / "step-00000001").run.empty());
 }
 
 TEST_CASE("an adapter folder is a model where the base model that it names is there") {

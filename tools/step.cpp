@@ -1,5 +1,5 @@
-// One training step of a method, timed: forward and backward of one sequence through a random 58M-parameter Llama.
-// tools/bench step runs it; it prints one JSON object.
+// One training step of a method, timed: forward and backward of one sequence through a random 58M-parameter Llama. Or
+// attention alone, with windows and biases. tools/bench step and attention run it; it prints one JSON object.
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
@@ -9,6 +9,7 @@
 #include "adapters/build_model.h"
 #include "core/json.h"
 #include "core/memory.h"
+#include "kernels/attention.h"
 #include "model/loss.h"
 #include "plan/flops.h"
 
@@ -44,6 +45,54 @@ double peak_gflops() {
   return best;
 }
 
+// Forward and backward of one layer's attention.
+struct AttentionCase {
+  std::string name;
+  std::int64_t tokens;
+  kernels::Scores scores;
+  bool learns = false;
+  std::vector<double> seconds = {};
+
+  void measure(const ModelConfig& c) {
+    const std::vector<std::int64_t> sizes{1, tokens, c.heads, c.head_dim};
+    const at::Tensor q = at::randn(sizes), k = at::randn(sizes), v = at::randn(sizes), d = at::randn(sizes);
+    const double start = now();
+    const kernels::Attended out = kernels::attention_forward(q, k, v, {}, scores);
+    kernels::attention_backward(q, k, v, {}, out, d, {}, scores, false, learns);
+    seconds.push_back(now() - start);
+  }
+};
+
+// In turns: everything at `tokens`, and for each window plain attention of as many pairs of query and key.
+Json measure_attention(std::int64_t tokens, int repeat) {
+  const ModelConfig c = shape();
+  const double scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
+  const at::Tensor bias = -at::rand({c.heads, 1}) * at::arange(tokens, at::kFloat);
+  std::vector<AttentionCase> cases{{"plain", tokens, {scale}},
+                                   {"bias", tokens, {scale, {}, bias}},
+                                   {"learned bias", tokens, {scale, {}, bias}, true}};
+  for (const std::int64_t window : {1024, 2048, 4096}) {
+    if (window >= tokens) continue;
+    const kernels::Visible visible{{}, window};
+    const double pairs = visible.pairs(tokens, 1);
+    const auto alike = static_cast<std::int64_t>(std::llround(std::sqrt(2 * pairs)));
+    cases.push_back({fmt::format("window {}", window), tokens, {scale, visible}});
+    cases.push_back({fmt::format("plain like window {}", window), alike, {scale}});
+  }
+  for (int i = 0; i <= repeat; ++i) {
+    for (AttentionCase& each : cases) each.measure(c);
+  }
+  Json all = Json::array();
+  for (const AttentionCase& each : cases) {
+    const std::vector<double> seconds(each.seconds.begin() + 1, each.seconds.end());
+    all.push_back({{"name", each.name},
+                   {"tokens", each.tokens},
+                   {"pairs", each.scores.visible.pairs(each.tokens, c.heads)},
+                   {"seconds", seconds}});
+  }
+  return all;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -53,7 +102,7 @@ int main(int argc, char** argv) {
   std::string checkpointing = "off", also;
   std::int64_t context = 1024;
   int repeat = 3, threads = 0;
-  bool peak = false;
+  bool peak = false, attention = false;
   app.add_option("--method", method, "NAME [key=value ...]");
   app.add_option("--context", context, "Tokens of the sequence");
   app.add_option("--checkpointing", checkpointing)->check(CLI::IsMember({"off", "full", "selective"}));
@@ -61,10 +110,15 @@ int main(int argc, char** argv) {
   app.add_option("--repeat", repeat, "Steps after the first, which warms up");
   app.add_option("--threads", threads);
   app.add_flag("--peak", peak, "Only measure the largest rate of a matrix product");
+  app.add_flag("--attention", attention, "Only measure attention of one layer, with windows and biases");
   CLI11_PARSE(app, argc, argv);
   if (threads > 0) at::set_num_threads(threads);
   if (peak) {
     std::cout << to_text(Json{{"gflops", peak_gflops()}}) << "\n";
+    return 0;
+  }
+  if (attention) {
+    std::cout << to_text(Json{{"cases", measure_attention(context, repeat)}}) << "\n";
     return 0;
   }
   try {

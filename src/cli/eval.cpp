@@ -14,8 +14,8 @@
 #include "core/output.h"
 #include "data/pack.h"
 #include "eval/perplexity.h"
-#include "train/base.h"
-#include "train/run_data.h"
+#include "run/open.h"
+#include "run/run_data.h"
 
 namespace tapetune::cli {
 
@@ -66,7 +66,7 @@ struct Perplexity {
 // The recipe of a run in the folder where it is; none: not a run.
 std::optional<Recipe> recipe_here(const Perplexity& options, const LoadedModel& loaded) {
   std::optional<Recipe> recipe = loaded.recipe;
-  if (recipe) recipe->run = run_of(options.model.folder).string();
+  if (recipe) recipe->run = identify(options.model.folder).run.string();
   return recipe;
 }
 

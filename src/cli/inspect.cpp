@@ -8,6 +8,7 @@
 #include "core/json.h"
 #include "core/log.h"
 #include "core/output.h"
+#include "run/open.h"
 
 namespace tapetune::cli {
 
@@ -148,7 +149,7 @@ void add_inspect(CLI::App& app) {
   verb->footer("example: tapetune inspect /models/Llama-2-7b-hf --method tape train_also=embeddings,norms");
   verb->callback([options] {
     const ModelOptions& model = options->model;
-    const std::filesystem::path folder = base_folder(model.folder);
+    const std::filesystem::path folder = base_folder(identify(model.folder));
     if (folder.empty()) {
       fail("inspect", "{}: was trained from scratch and has no base model; merge it first.", model.folder);
     }

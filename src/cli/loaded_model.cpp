@@ -3,13 +3,11 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
-#include "adapters/peft.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "model/device.h"
-#include "train/base.h"
-#include "train/inputs.h"
+#include "run/open.h"
 
 namespace tapetune::cli {
 
@@ -19,37 +17,23 @@ namespace fs = std::filesystem;
 
 std::string full_name(const fs::path& path) { return fs::absolute(path).lexically_normal().string(); }
 
-LoadedModel open_loaded_run(const ModelOptions& options) {
+LoadedModel open_loaded_run(const ModelFolder& found, const ModelOptions& options) {
   if (!options.adapter.empty() || !options.method.empty()) {
     fail("model", "{}: is a training run, which has an adapter of its own; drop {}.", options.folder,
          options.adapter.empty() ? "--method" : "--adapter");
   }
   if (options.threads > 0) at::set_num_threads(options.threads);
-  TrainedModel run = open_run(options.folder, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype),
+  TrainedModel run = open_run(found, options.dtype == "auto" ? std::nullopt : dtype_from_word(options.dtype),
                               open_device(options.device), options.any_base);
   return {full_name(run.trained.folder), std::move(run.adapted), run.base.tokenizer, std::move(run.recipe)};
 }
 
-bool is_adapter(const fs::path& folder) {
-  std::error_code status;
-  return fs::exists(folder / "adapter_config.json", status) && !fs::exists(folder / "config.json", status);
-}
-
-fs::path base_of_adapter(const fs::path& folder) {
-  const AdapterBase base = adapter_base(folder);
-  if (base.folder.empty()) {
-    fail("model", "{}: is an adapter, and its base model{} is not a folder here; give BASE --adapter {}.",
-         folder.string(), base.name.empty() ? "" : fmt::format(" {}", base.name), folder.string());
-  }
-  return base.folder;
-}
-
-ModelOptions with_base_of_adapter(ModelOptions options) {
+ModelOptions with_base_of_adapter(const ModelFolder& found, ModelOptions options) {
   if (!options.adapter.empty() || !options.method.empty()) {
     fail("model", "{}: is an adapter; drop {}.", options.folder, options.adapter.empty() ? "--method" : "--adapter");
   }
   options.adapter = options.folder;
-  options.folder = base_of_adapter(options.adapter).string();
+  options.folder = base_folder(found).string();
   return options;
 }
 
@@ -86,18 +70,15 @@ void add_loaded_model(CLI::App& verb, ModelOptions& options, bool seeded) {
   verb.add_flag("--any-base", options.any_base, "Of a run: use its base model even if that changed since training");
 }
 
-fs::path base_folder(const fs::path& folder) {
-  if (const fs::path run = run_of(folder); !run.empty()) return read_run_recipe(run, /*say=*/false).model;
-  return is_adapter(folder) ? base_of_adapter(folder) : folder;
-}
-
 LoadedModel open_loaded_model(const ModelOptions& given) {
-  if (!run_of(given.folder).empty()) return open_loaded_run(given);
-  const ModelOptions options = is_adapter(given.folder) ? with_base_of_adapter(given) : given;
+  using Kind = ModelFolder::Kind;
+  const ModelFolder found = identify(given.folder);
+  if (found.kind == Kind::run) return open_loaded_run(found, given);
+  const ModelOptions options = found.kind == Kind::adapter ? with_base_of_adapter(found, given) : given;
   const fs::path folder = options.folder;
   refuse_gguf(folder);
   std::error_code status;
-  if (fs::is_directory(folder, status) && !fs::exists(folder / "config.json", status)) {
+  if (found.kind == Kind::none && fs::is_directory(folder, status)) {
     fail("model",
          "{}: is neither a checkpoint (config.json: no such file), nor a training run (recipe.yaml), nor an adapter "
          "(adapter_config.json).",

@@ -31,9 +31,6 @@ void add_loaded_model(CLI::App& verb, ModelOptions& options, bool seeded = false
 LoadedModel open_loaded_model(const ModelOptions& options);
 // Fails with the name of the first weight that has NaN or Inf, or as `error` says where none has.
 [[noreturn]] void fail_naming_weight(const LoadedModel& loaded, const NotFinite& error);
-// The checkpoint folder behind a run or an adapter, its base model; the folder itself where it is neither. Empty where
-// a run was trained from scratch.
-std::filesystem::path base_folder(const std::filesystem::path& folder);
 // On the device that this rank computes on.
 LoadedModel open_loaded_model(ModelOptions options, const World& world);
 

@@ -14,10 +14,10 @@
 #include "core/output.h"
 #include "core/shell.h"
 #include "recipe/shipped.h"
-#include "train/base.h"
-#include "train/inputs.h"
-#include "train/run_data.h"
-#include "train/run_folder.h"
+#include "run/open.h"
+#include "run/inputs.h"
+#include "run/run_data.h"
+#include "run/run_folder.h"
 
 namespace tapetune::cli {
 

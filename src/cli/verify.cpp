@@ -9,8 +9,8 @@
 #include "cli/verbs.h"
 #include "core/error.h"
 #include "core/output.h"
-#include "train/base.h"
-#include "train/verify_run.h"
+#include "run/open.h"
+#include "run/verify_run.h"
 
 namespace tapetune::cli {
 

@@ -17,8 +17,8 @@
 #include "core/signals.h"
 #include "export/card.h"
 #include "gguf/writer.h"
-#include "train/base.h"
-#include "train/inputs.h"
+#include "run/inputs.h"
+#include "run/open.h"
 
 namespace tapetune {
 
@@ -136,13 +136,15 @@ MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
   if (!fs::is_directory(folder, status)) {
     fail("merge", "{}: no such folder; give the folder of a run or of an adapter.", folder.string());
   }
-  if (const fs::path run = run_of(folder); !run.empty()) {
-    input.folder = run;
-    input.recipe = read_run_recipe(run);
-    const RunAdapter trained = find_adapter(folder);
+  using Kind = ModelFolder::Kind;
+  const ModelFolder found = identify(folder);
+  if (found.kind == Kind::run) {
+    input.folder = found.run;
+    input.recipe = read_run_recipe(found.run);
+    const RunAdapter trained = find_adapter(found);
     input.adapter = trained.folder;
     input.step = trained.step;
-  } else if (fs::exists(folder / "adapter_config.json", status) || fs::exists(folder / "tapetune.json", status)) {
+  } else if (found.kind == Kind::adapter) {
     input.adapter = folder;
     if (model.empty()) {
       const AdapterBase base = adapter_base(folder);
@@ -152,7 +154,7 @@ MergeInput open_merge(const fs::path& folder, const fs::path& given_model) {
              base.name.empty() ? "" : fmt::format(" {}", base.name));
       }
     }
-  } else if (fs::exists(folder / "config.json", status) && has_position_tensors(open_checkpoint(folder))) {
+  } else if (found.kind == Kind::checkpoint && has_position_tensors(open_checkpoint(folder))) {
     input.adapter = folder;
     if (!model.empty()) {
       fail("merge", "{}: is a whole model with the tensors of its positions, which has its base in it; drop --model.",

@@ -13,8 +13,8 @@
 #include "distributed/mesh.h"
 #include "plan/activations.h"
 #include "plan/base.h"
-#include "train/disk.h"
-#include "train/run_data.h"
+#include "run/disk.h"
+#include "run/run_data.h"
 
 namespace tapetune {
 

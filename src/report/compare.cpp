@@ -29,11 +29,11 @@
 #include "recipe/shipped.h"
 #include "report/page.h"
 #include "report/positions.h"
-#include "train/base.h"
-#include "train/inputs.h"
-#include "train/record.h"
-#include "train/run_data.h"
-#include "train/run_folder.h"
+#include "run/open.h"
+#include "run/inputs.h"
+#include "run/record.h"
+#include "run/run_data.h"
+#include "run/run_folder.h"
 #include "train/trainer.h"
 
 namespace tapetune {

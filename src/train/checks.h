@@ -8,7 +8,7 @@
 #include "core/json.h"
 #include "distributed/world.h"
 #include "recipe/recipe.h"
-#include "train/base.h"
+#include "run/base.h"
 
 namespace tapetune {
 

@@ -1,13 +1,10 @@
-#include "train/base.h"
+#include "run/base.h"
 
 #include "adapters/checkpoints.h"
 #include "adapters/component.h"
-#include "adapters/peft.h"
 #include "checkpoint/dtype.h"
 #include "core/error.h"
 #include "core/log.h"
-#include "train/inputs.h"
-#include "train/run_folder.h"
 
 namespace tapetune {
 
@@ -19,6 +16,8 @@ at::ScalarType dtype_of(const Recipe& recipe, at::ScalarType otherwise) {
   return recipe.dtype == "auto" ? otherwise : dtype_from_word(recipe.dtype).value();
 }
 
+}  // namespace
+
 BaseModel base_from(const Recipe& recipe, const Checkpoint& checkpoint, at::Device device) {
   const std::string& own = checkpoint.config().position;
   if (has_position_tensors(checkpoint) && (recipe.method.positions.type != own || recipe.init_from.empty())) {
@@ -29,14 +28,6 @@ BaseModel base_from(const Recipe& recipe, const Checkpoint& checkpoint, at::Devi
   return {checkpoint.config(), map_weights(checkpoint, device), dtype_of(recipe, default_dtype(checkpoint, device)),
           recipe.model, recipe.model};
 }
-
-// "dir/" and "dir" are the same folder.
-fs::path tidy(const fs::path& folder) {
-  const fs::path normal = fs::absolute(folder).lexically_normal();
-  return normal.has_filename() ? normal : normal.parent_path();
-}
-
-}  // namespace
 
 BaseModel open_base(const Recipe& recipe, at::Device device) {
   if (recipe.init) {
@@ -63,37 +54,6 @@ TokenFile open_tokens(const fs::path& path, const std::optional<Vocabulary>& voc
   return file;
 }
 
-bool is_run(const fs::path& folder) {
-  std::error_code status;
-  return fs::exists(folder / "recipe.yaml", status) && !fs::exists(folder / "config.json", status);
-}
-
-fs::path run_of(const fs::path& folder) {
-  if (is_run(folder)) return folder;
-  std::error_code status;
-  if (!fs::is_directory(folder, status)) return {};
-  const fs::path full = tidy(folder);
-  const bool result = full.filename() == "adapter";
-  const bool checkpoint = RunFolder::step_of(full) && full.parent_path().filename() == "checkpoints";
-  if (!result && !checkpoint) return {};
-  const fs::path run = result ? full.parent_path() : full.parent_path().parent_path();
-  // A recipe and an adapter side by side may also be somebody's own order.
-  return is_run(run) && fs::is_directory(run / "checkpoints", status) ? run : fs::path();
-}
-
-RunAdapter find_adapter(const fs::path& folder) {
-  if (!is_run(folder)) return {folder, RunFolder::step_of(tidy(folder))};
-  std::error_code status;
-  if (fs::is_directory(folder / "adapter", status)) return {folder / "adapter", std::nullopt};
-  const auto last = RunFolder::latest_in(folder);
-  if (!last) {
-    fail("run", "{}: has neither a result (adapter) nor a checkpoint yet; continue its training first.",
-         folder.string());
-  }
-  warn("{}: training is not finished; its checkpoint of step {} is used", folder.string(), last->step);
-  return {last->folder, last->step};
-}
-
 std::int64_t trained_context(const ModelConfig& config, const Recipe& recipe) {
   return config.rope.type == RopeType::dynamic ? config.context : std::max(config.context, recipe.context);
 }
@@ -110,26 +70,6 @@ void warn_beyond_scaling(const ModelConfig& base, const ModelConfig& adapted, st
       : adapted.rope.type == RopeType::standard ? fmt::format("set {} and positions.scaling=linear", factor)
                                                 : fmt::format("set {}", factor);
   warn("context {} is beyond the {} tokens that the positions are scaled for; {}", context, scaled, advice);
-}
-
-TrainedModel open_run(const fs::path& folder, std::optional<at::ScalarType> dtype, at::Device device, bool any_base) {
-  const fs::path run = run_of(folder);
-  Recipe recipe = read_run_recipe(run);
-  RunAdapter trained = find_adapter(folder);
-  std::optional<Checkpoint> checkpoint;
-  if (!recipe.init) {
-    std::error_code status;
-    if (!fs::exists(recipe.model, status)) {
-      fail("run", "{}: its base model {} is not there; move it back, or link it to that place.", run.string(),
-           recipe.model);
-    }
-    checkpoint = open_checkpoint(recipe.model);
-    require_trained_base(run, recipe, *checkpoint, any_base);
-  }
-  BaseModel base = checkpoint ? base_from(recipe, *checkpoint, device) : open_base(recipe, device);
-  AdaptedModel adapted = load_adapter(base.config, base.weights, trained.folder, dtype.value_or(base.dtype));
-  adapted.model.set_context(trained_context(adapted.model.config(), recipe));
-  return {std::move(recipe), std::move(base), std::move(trained), std::move(adapted)};
 }
 
 }  // namespace tapetune

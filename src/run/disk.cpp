@@ -1,4 +1,4 @@
-#include "train/disk.h"
+#include "run/disk.h"
 
 #include <filesystem>
 

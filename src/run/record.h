@@ -7,7 +7,7 @@
 
 #include "core/json.h"
 #include "recipe/recipe.h"
-#include "train/events.h"
+#include "run/events.h"
 
 namespace tapetune {
 

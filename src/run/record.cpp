@@ -1,4 +1,4 @@
-#include "train/record.h"
+#include "run/record.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "train/verify_run.h"
+#include "run/verify_run.h"
 
 #include <functional>
 #include <optional>
@@ -10,11 +10,11 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/signals.h"
-#include "train/base.h"
-#include "train/checkpoint_files.h"
-#include "train/inputs.h"
-#include "train/run_data.h"
-#include "train/run_folder.h"
+#include "run/base.h"
+#include "run/checkpoint_files.h"
+#include "run/inputs.h"
+#include "run/run_data.h"
+#include "run/run_folder.h"
 
 namespace tapetune {
 

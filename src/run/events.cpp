@@ -1,4 +1,4 @@
-#include "train/events.h"
+#include "run/events.h"
 
 #include <algorithm>
 #include <array>

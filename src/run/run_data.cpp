@@ -1,4 +1,4 @@
-#include "train/run_data.h"
+#include "run/run_data.h"
 
 #include <ATen/Parallel.h>
 
@@ -13,9 +13,9 @@
 #include "core/log.h"
 #include "data/pack.h"
 #include "data/text_files.h"
-#include "train/base.h"
-#include "train/checkpoint_files.h"
-#include "train/run_folder.h"
+#include "run/base.h"
+#include "run/checkpoint_files.h"
+#include "run/run_folder.h"
 
 namespace tapetune {
 

@@ -1,4 +1,4 @@
-#include "train/checkpoint_files.h"
+#include "run/checkpoint_files.h"
 
 #include <set>
 
@@ -7,7 +7,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "hf/hash.h"
-#include "train/run_folder.h"
+#include "run/run_folder.h"
 
 namespace tapetune {
 

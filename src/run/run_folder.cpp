@@ -1,4 +1,4 @@
-#include "train/run_folder.h"
+#include "run/run_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -16,7 +16,7 @@
 #include "core/log.h"
 #include "core/moment.h"
 #include "core/partial.h"
-#include "train/checkpoint_files.h"
+#include "run/checkpoint_files.h"
 
 namespace tapetune {
 

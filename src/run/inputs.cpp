@@ -1,4 +1,4 @@
-#include "train/inputs.h"
+#include "run/inputs.h"
 
 #include <sys/stat.h>
 
@@ -13,7 +13,7 @@
 #include "core/progress.h"
 #include "core/signals.h"
 #include "data/text_files.h"
-#include "train/run_folder.h"
+#include "run/run_folder.h"
 
 namespace tapetune {
 
