@@ -176,20 +176,84 @@ struct Attention : Function<Attention> {
   }
 };
 
+// An exchange whose gradient is the way back.
+struct Exchanged : Function<Exchanged> {
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(std::shared_ptr<const SequenceExchange> given) : exchange(std::move(given)) {}
+    std::shared_ptr<const SequenceExchange> exchange;
+  };
+  static variable_list forward(AutogradContext* ctx, at::TensorList all,
+                               const std::shared_ptr<const SequenceExchange>* exchange, bool to_heads) {
+    ctx->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*exchange));
+    ctx->saved_data["to_heads"] = to_heads;
+    return to_heads ? (*exchange)->to_heads(all.vec()) : (*exchange)->to_tokens(all.vec());
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["exchange"].toCapsule());
+    const SequenceExchange& exchange = *holder->exchange;
+    const bool to_heads = ctx->saved_data["to_heads"].toBool();
+    variable_list back = to_heads ? exchange.to_tokens(std::move(grads)) : exchange.to_heads(std::move(grads));
+    back.resize(back.size() + 2);
+    return back;
+  }
+};
+
+// ATen's own fused attention, which has its gradient: a call for each piece of the text whose tokens attend among
+// themselves.
+AttentionOutput attend_fused(const Operands& in, const Call& call) {
+  const bool extra = in.extra_values.defined();
+  Operands here{in.q, in.k, in.v, extra ? in.extra_values.to(call.dtype) : at::Tensor(), {}};
+  if (call.exchange) {
+    const std::int64_t times = repeats(in.k.size(2), call.heads, call.exchange->size);
+    const auto repeated = [&](const at::Tensor& t) { return times > 1 ? t.repeat_interleave(times, 2) : t; };
+    std::vector<at::Tensor> all{here.q, repeated(here.k), repeated(here.v)};
+    if (extra) all.push_back(repeated(here.extra_values));
+    const variable_list came = Exchanged::apply(at::TensorList(all), &call.exchange, true);
+    here = {came[0], came[1], came[2], extra ? came[3] : at::Tensor(), {}};
+  }
+  const std::int64_t heads = here.q.size(2), tokens = here.q.size(1);
+  const auto fused = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& values) {
+    return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), values.transpose(1, 2), std::nullopt,
+                                            0.0, tokens > 1, call.scores.scale,
+                                            /*enable_gqa=*/q.size(2) != k.size(2))
+        .transpose(1, 2);
+  };
+  const kernels::Visible visible = scores_here(call, {}).visible;
+  const auto attended = [&](const at::Tensor& values) {
+    if (!values.defined()) return at::Tensor();
+    if (visible.plain()) return fused(here.q, here.k, values);
+    // A piece's heads need not be whole groups of heads, so each gets its own keys.
+    const std::int64_t group = heads / here.k.size(2);
+    const at::Tensor all_keys = here.k.repeat_interleave(group, 2), all_values = values.repeat_interleave(group, 2);
+    std::vector<at::Tensor> by_row, by_head, by_token;
+    for (const kernels::Visible::Piece& piece : visible.pieces(here.q.size(0), heads, tokens)) {
+      const auto own = [&](const at::Tensor& t) {
+        return t.narrow(0, piece.row, piece.rows)
+            .narrow(2, piece.head, piece.heads)
+            .narrow(1, piece.begin, piece.end - piece.begin);
+      };
+      by_token.push_back(fused(own(here.q), own(all_keys), own(all_values)));
+      if (piece.end < tokens) continue;
+      by_head.push_back(at::cat(std::exchange(by_token, {}), 1));
+      if (piece.head + piece.heads == heads) by_row.push_back(at::cat(std::exchange(by_head, {}), 2));
+    }
+    return at::cat(by_row);
+  };
+  AttentionOutput out{attended(here.v), attended(here.extra_values)};
+  if (call.exchange) {
+    std::vector<at::Tensor> all{out.values};
+    if (extra) all.push_back(out.extra_output);
+    const variable_list back = Exchanged::apply(at::TensorList(all), &call.exchange, false);
+    out = {back[0], extra ? back[1] : at::Tensor()};
+  }
+  return out;
+}
+
 // N queries at the end of M keys, all rows alike.
 AttentionOutput attend(const Operands& in, const Call& call) {
-  const bool simple = call.scores.visible.plain() && !in.bias.defined() && !call.exchange &&
-                      (in.q.size(1) == in.k.size(1) || in.q.size(1) == 1);
-  if (simple && call.work != at::kFloat) {  // ATen's own fused attention where it can do all of it
-    const auto fused = [&](const at::Tensor& values) {
-      if (!values.defined()) return at::Tensor();
-      return at::scaled_dot_product_attention(in.q.transpose(1, 2), in.k.transpose(1, 2),
-                                              values.to(call.dtype).transpose(1, 2), std::nullopt, 0.0,
-                                              in.q.size(1) > 1, call.scores.scale,
-                                              /*enable_gqa=*/in.q.size(2) != in.k.size(2))
-          .transpose(1, 2);
-    };
-    return {fused(in.v), fused(in.extra_values)};
+  const bool whole = in.q.size(1) == in.k.size(1), fits = whole || (in.q.size(1) == 1 && call.scores.visible.plain());
+  if (call.work != at::kFloat && fits && call.scores.visible.window == 0 && !in.bias.defined()) {
+    return attend_fused(in, call);
   }
   const auto wants = [](const at::Tensor& t) { return t.defined() && kernels::wants_gradient(t); };
   if (!wants(in.q) && !wants(in.k) && !wants(in.v) && !wants(in.extra_values) && !wants(in.bias)) {

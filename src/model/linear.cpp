@@ -26,7 +26,7 @@ std::vector<std::int64_t> shape_with(const at::Tensor& x, std::int64_t width) {
 }
 
 // What is there of the parts of all additions, one below the other, so that one product serves them all: [sum of r, …].
-at::Tensor stacked(std::span<const at::Tensor> parts, at::ScalarType dtype) {
+at::Tensor stacked(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
   std::vector<at::Tensor> defined;
   for (const at::Tensor& part : parts) {
     if (part.defined()) defined.push_back(part.to(dtype));
@@ -34,39 +34,61 @@ at::Tensor stacked(std::span<const at::Tensor> parts, at::ScalarType dtype) {
   return defined.empty() ? at::Tensor() : defined.size() == 1 ? defined.front() : at::cat(defined);
 }
 
-struct Projections : Function<Projections> {
-  struct Call {
-    std::vector<double> scales;
-    // Autograd takes no undefined tensors: those that exist come as a list, with their places among
-    // all weights, all biases, all a, all b (n of each).
-    std::vector<std::int64_t> places;
-    bool gradients_only;
-  };
-  static std::vector<at::Tensor> in_place(at::TensorList present, const std::vector<std::int64_t>& places,
-                                          std::size_t n) {
-    std::vector<at::Tensor> all(4 * n);
-    for (std::size_t i = 0; i < places.size(); ++i) all[static_cast<std::size_t>(places[i])] = present[i];
-    return all;
-  }
+// The tensors of one projection, or their gradients; undefined ones are not there.
+struct Tensors {
+  at::Tensor weight, bias;  // [out, in], [out]
+  at::Tensor a, b;          // [r, in], [out, r]
+};
+using Member = at::Tensor Tensors::*;
+constexpr Member members[] = {&Tensors::weight, &Tensors::bias, &Tensors::a, &Tensors::b};
 
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList present, const Call* call) {
-    const std::size_t n = call->scales.size();
+std::vector<at::Tensor> all_of(const std::vector<Tensors>& projections, Member member) {
+  std::vector<at::Tensor> all;
+  all.reserve(projections.size());
+  for (const Tensors& each : projections) all.push_back(each.*member);
+  return all;
+}
+
+// Autograd takes no undefined tensors: those that exist come as a list, with their places.
+struct Place {
+  std::size_t projection;
+  Member member;
+};
+
+struct Projections : Function<Projections> {
+  struct Call : torch::CustomClassHolder {
+    std::vector<double> scales;
+    std::vector<Place> places;
+    bool gradients_only = false;
+
+    std::vector<Tensors> in_place(at::TensorList present) const {
+      std::vector<Tensors> all(scales.size());
+      for (std::size_t i = 0; i < places.size(); ++i) all[places[i].projection].*places[i].member = present[i];
+      return all;
+    }
+  };
+
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList present,
+                               const c10::intrusive_ptr<Call>* given) {
+    const Call& call = **given;
     const auto dtype = arithmetic_dtype(x);
     const at::Tensor rows = rows_of(x).to(dtype);  // [R, in]
-    const std::vector<at::Tensor> all = in_place(present, call->places, n);
-    const at::Tensor a = stacked(std::span(all).subspan(2 * n, n), dtype);
+    const std::vector<Tensors> projections = call.in_place(present);
+    const at::Tensor a = stacked(all_of(projections, &Tensors::a), dtype);
     const at::Tensor low = a.defined() ? at::mm(rows, a.t()) : at::Tensor();  // [R, sum of r]
     variable_list out;
     std::int64_t column = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      const at::Tensor &weight = all[i], &bias = all[n + i], &b = all[3 * n + i];
+    bool keep_x = a.defined();
+    for (std::size_t i = 0; i < projections.size(); ++i) {
+      const auto& [weight, bias, own_a, b] = projections[i];
       const std::int64_t width = weight.size(0);
+      keep_x = keep_x || weight.requires_grad();
       at::Tensor y;
-      if (call->gradients_only) {
+      if (call.gradients_only) {
         y = at::zeros({1}, rows.options()).expand({rows.size(0), width});
       } else if (b.defined()) {
         // The addition first: the large product then adds onto it while it writes its result anyway.
-        const at::Tensor part = low.narrow(1, column, b.size(1)), scaled = b.to(dtype) * call->scales[i];
+        const at::Tensor part = low.narrow(1, column, b.size(1)), scaled = b.to(dtype) * call.scales[i];
         y = bias.defined() ? at::addmm(bias.to(dtype), part, scaled.t()) : at::mm(part, scaled.t());
         y.addmm_(rows, weight.to(dtype).t());
       } else {
@@ -75,13 +97,10 @@ struct Projections : Function<Projections> {
       if (b.defined()) column += b.size(1);
       out.push_back(y.to(x.scalar_type()).view(shape_with(x, width)));
     }
-    bool keep_x = a.defined();
-    for (std::size_t i = 0; i < n; ++i) keep_x = keep_x || all[i].requires_grad();
     variable_list saved{keep_x ? x : at::Tensor(), low};
     saved.insert(saved.end(), present.begin(), present.end());
     ctx->save_for_backward(saved);
-    ctx->saved_data["scales"] = call->scales;
-    ctx->saved_data["places"] = call->places;
+    ctx->saved_data["call"] = c10::IValue::make_capsule(*given);
     ctx->saved_data["shape"] = x.sizes().vec();
     ctx->set_materialize_grads(false);
     return out;
@@ -89,14 +108,12 @@ struct Projections : Function<Projections> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list kept = ctx->get_saved_variables();
-    const std::vector<double> scales = ctx->saved_data["scales"].toDoubleVector();
-    const std::vector<std::int64_t> shape = ctx->saved_data["shape"].toIntVector(),
-                                    places = ctx->saved_data["places"].toIntVector();
-    const std::size_t n = scales.size();
+    const auto call = c10::static_intrusive_pointer_cast<Call>(ctx->saved_data["call"].toCapsule());
+    const std::vector<std::int64_t> shape = ctx->saved_data["shape"].toIntVector();
     const at::Tensor &x = kept[0], &low = kept[1];
-    const std::vector<at::Tensor> saved = in_place(at::TensorList(kept).slice(2), places, n);
-    at::Tensor d_x;
-    std::vector<at::Tensor> d_all(4 * n);
+    const std::vector<Tensors> projections = call->in_place(at::TensorList(kept).slice(2));
+    const std::size_t n = projections.size();
+    std::vector<Tensors> d(n);
     at::ScalarType given = at::kFloat, dtype = at::kFloat;
     std::vector<at::Tensor> d_out(n), d_low(n);
     for (std::size_t i = 0; i < n; ++i) {
@@ -109,14 +126,14 @@ struct Projections : Function<Projections> {
     std::vector<at::Tensor> used_a;
     std::int64_t column = 0;
     for (std::size_t i = 0; i < n; ++i) {
-      const at::Tensor &a = saved[2 * n + i], &b = saved[3 * n + i];
+      const at::Tensor& b = projections[i].b;
       if (!b.defined()) continue;
       if (d_out[i].defined()) {
         const at::Tensor part = low.narrow(1, column, b.size(1));
         // Few rows times many columns is the form that is fast, three to five times here.
-        d_low[i] = at::mm(b.to(dtype).t() * scales[i], d_out[i].t());  // [r, R]
-        d_all[3 * n + i] = at::mm(part.t(), d_out[i]).mul_(scales[i]).t().to(b.scalar_type());
-        used_a.push_back(a);
+        d_low[i] = at::mm(b.to(dtype).t() * call->scales[i], d_out[i].t());  // [r, R]
+        d[i].b = at::mm(part.t(), d_out[i]).mul_(call->scales[i]).t().to(b.scalar_type());
+        used_a.push_back(projections[i].a);
       }
       column += b.size(1);
     }
@@ -126,29 +143,30 @@ struct Projections : Function<Projections> {
       std::int64_t row = 0;
       for (std::size_t i = 0; i < n; ++i) {
         if (!d_low[i].defined()) continue;
-        const at::Tensor& a = saved[2 * n + i];
-        d_all[2 * n + i] = d_a.narrow(0, row, a.size(0)).to(a.scalar_type());
+        const at::Tensor& a = projections[i].a;
+        d[i].a = d_a.narrow(0, row, a.size(0)).to(a.scalar_type());
         row += a.size(0);
       }
     }
+    at::Tensor d_x;
     if (ctx->needs_input_grad(0)) {
       if (d_lows.defined()) d_x = at::mm(d_lows.t(), stacked(used_a, dtype));
       for (std::size_t i = 0; i < n; ++i) {
         if (!d_out[i].defined()) continue;
-        const at::Tensor weight = saved[i].to(dtype);
+        const at::Tensor weight = projections[i].weight.to(dtype);
         d_x = d_x.defined() ? d_x.addmm_(d_out[i], weight) : at::mm(d_out[i], weight);
       }
       if (d_x.defined()) d_x = d_x.to(given).view(shape);
     }
     variable_list out{d_x};
-    for (std::size_t p = 0; p < places.size(); ++p) {
-      const auto place = static_cast<std::size_t>(places[p]);
-      const bool weight = place < n, bias = !weight && place < 2 * n;
-      const at::Tensor& d = d_out[weight ? place : bias ? place - n : 0];
-      if ((weight || bias) && d.defined() && ctx->needs_input_grad(1 + p)) {
-        d_all[place] = (weight ? at::mm(d.t(), rows) : d.sum(0)).to(saved[place].scalar_type());
-      }
-      out.push_back(d_all[place]);
+    for (std::size_t p = 0; p < call->places.size(); ++p) {
+      const auto [i, member] = call->places[p];
+      at::Tensor& own = d[i].*member;
+      const bool wanted = d_out[i].defined() && ctx->needs_input_grad(1 + p);
+      const at::ScalarType stored = (projections[i].*member).scalar_type();
+      if (wanted && member == &Tensors::weight) own = at::mm(d_out[i].t(), rows).to(stored);
+      if (wanted && member == &Tensors::bias) own = d_out[i].sum(0).to(stored);
+      out.push_back(own);
     }
     out.emplace_back();
     return out;
@@ -195,31 +213,31 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x) {
 
 std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LoraWeights> added,
                                 const at::Tensor& x, bool gradients_only) {
-  const std::size_t n = linears.size();
-  std::vector<at::Tensor> tensors(4 * n);
-  Projections::Call call{std::vector<double>(n, 1.0), {}, gradients_only};
-  for (std::size_t i = 0; i < n; ++i) {
-    tensors[i] = linears[i].weight;
-    tensors[n + i] = linears[i].bias;
-    if (added.empty() || !added[i].a.defined()) continue;
-    tensors[2 * n + i] = added[i].a;
-    tensors[3 * n + i] = added[i].b;
-    call.scales[i] = added[i].scale;
+  const auto call = c10::make_intrusive<Projections::Call>();
+  call->gradients_only = gradients_only;
+  std::vector<Tensors> projections;
+  for (std::size_t i = 0; i < linears.size(); ++i) {
+    const bool adds = !added.empty() && added[i].a.defined();
+    projections.push_back(
+        {linears[i].weight, linears[i].bias, adds ? added[i].a : at::Tensor(), adds ? added[i].b : at::Tensor()});
+    call->scales.push_back(adds ? added[i].scale : 1.0);
   }
-  if (kernels::wants_gradient(x) || std::any_of(tensors.begin(), tensors.end(), kernels::wants_gradient)) {
-    std::vector<at::Tensor> present;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      if (!tensors[i].defined()) continue;
-      present.push_back(tensors[i]);
-      call.places.push_back(static_cast<std::int64_t>(i));
+  std::vector<at::Tensor> present;
+  for (const Member member : members) {
+    for (std::size_t i = 0; i < projections.size(); ++i) {
+      if (!(projections[i].*member).defined()) continue;
+      present.push_back(projections[i].*member);
+      call->places.push_back({i, member});
     }
+  }
+  if (kernels::wants_gradient(x) || std::ranges::any_of(present, kernels::wants_gradient)) {
     return Projections::apply(x, at::TensorList(present), &call);
   }
   std::vector<at::Tensor> out;
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < projections.size(); ++i) {
     at::Tensor y = apply(linears[i], x);
-    if (tensors[2 * n + i].defined())
-      y.add_(apply({tensors[3 * n + i], {}}, apply({tensors[2 * n + i], {}}, x)), call.scales[i]);
+    const auto& [weight, bias, a, b] = projections[i];
+    if (a.defined()) y.add_(apply({b, {}}, apply({a, {}}, x)), call->scales[i]);
     out.push_back(y);
   }
   return out;
