@@ -30,7 +30,7 @@ void run_gradients(const Gradients& options) {
   const Checkpoint checkpoint = options.model.open();
   const std::vector<std::int64_t> tokens = parse_tokens(options.tokens, "--tokens");
   if (tokens.size() < 2) fail("check", "a loss needs two tokens at least, but there is {}.", tokens.size());
-  const AdaptedModel adapted = options.model.load(checkpoint);
+  const AdaptedModel adapted = options.model.load(checkpoint, /*train_all=*/true);
   if (adapted.parameters.empty())
     fail("check", "method {} has no trainable parameters; choose another.", adapted.options.name());
   const at::Tensor all = at::tensor(tokens, at::kLong);

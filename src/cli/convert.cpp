@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "adapters/checkpoints.h"
+#include "adapters/component.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/writer.h"
 #include "cli/verbs.h"
@@ -27,11 +28,18 @@ void add_convert(CLI::App& app) {
   verb->callback([options] {
     const c10::InferenceMode inference;
     require_not_input(options->out, std::vector<std::filesystem::path>{options->model});
-    const WriteOptions write{parse_size(options->shard_size), options->force, options->model};
+    WriteOptions write{parse_size(options->shard_size), options->force, options->model};
     const Checkpoint checkpoint = open_checkpoint(options->model);
+    const PositionComponent& encoding = position_component({}, checkpoint.config());
     if (has_position_tensors(checkpoint)) {
-      fail("convert", "{}: holds TAPE's position tensors; rewrite it with tapetune merge, which keeps them.",
-           options->model);
+      fail("convert", "{}: holds {}'s position tensors; rewrite it with tapetune merge, which keeps them.",
+           options->model, encoding.title);
+    }
+    if (encoding.export_files != nullptr) {
+      write.complete = [&](Files& files) {
+        encoding.export_files(default_settings(encoding.name, encoding.keys), checkpoint.config(), options->model,
+                              files);
+      };
     }
     std::vector<PlannedTensor> plan;
     for (const TensorSpec& expected : tensor_specs(checkpoint.config())) {

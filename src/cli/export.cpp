@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "adapters/checkpoints.h"
+#include "adapters/component.h"
 #include "cli/verbs.h"
 #include "cli/wrote.h"
 #include "core/error.h"
@@ -28,9 +29,10 @@ void add_export(CLI::App& app) {
     const c10::InferenceMode inference;
     require_not_input(options->out, std::vector<std::filesystem::path>{options->model});
     const Checkpoint checkpoint = open_checkpoint(options->model);
-    if (has_position_tensors(checkpoint)) {
-      fail("export", "{}: holds TAPE's position tensors, which llama.cpp does not support; nothing was written.",
-           options->model);
+    const PositionComponent& encoding = position_component({}, checkpoint.config());
+    if (encoding.export_files != nullptr) {
+      fail("export", "{}: its positions are {}, which llama.cpp does not support; nothing was written.", options->model,
+           encoding.title);
     }
     gguf::ExportOptions write;
     write.type = gguf::written_types().at(options->type);

@@ -43,11 +43,11 @@ Checkpoint ModelOptions::open() const {
   return checkpoint;
 }
 
-AdaptedModel ModelOptions::load(const Checkpoint& checkpoint) const {
+AdaptedModel ModelOptions::load(const Checkpoint& checkpoint, bool train_all) const {
   const at::Device where = open_device(device);
   const at::ScalarType arithmetic = dtype == "auto" ? default_dtype(checkpoint, where) : dtype_from_word(dtype).value();
   const LlamaWeights weights = map_weights(checkpoint, where);
-  if (method.empty() && adapter.empty()) return open_adapted(checkpoint, weights, arithmetic);
+  if (method.empty() && adapter.empty()) return open_adapted(checkpoint, weights, arithmetic, train_all);
   std::optional<MethodOptions> fresh;
   if (!method.empty()) fresh = parse_method(method.front(), std::vector<std::string>(method.begin() + 1, method.end()));
   // Its own encoding may be given again, with other settings; "none" leaves it out.

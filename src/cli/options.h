@@ -35,8 +35,8 @@ struct ModelOptions {
   void add_to(CLI::App& verb, bool seeded = false);
   // Opens the checkpoint and says what differs from other tools.
   Checkpoint open() const;
-  // The model with its adapter or method, if it has one.
-  AdaptedModel load(const Checkpoint& checkpoint) const;
+  // The model with its adapter or method; without either as it is, where `train_all` makes every tensor trainable.
+  AdaptedModel load(const Checkpoint& checkpoint, bool train_all = false) const;
 };
 
 // Words of a command line: those with a "=" are settings, unless a file is called that.
