@@ -11,6 +11,7 @@
 #include "support.h"
 #include "thread_ranks.h"
 #include "train/adamw.h"
+#include "training_setup.h"
 
 namespace positions_test {
 
@@ -326,6 +327,46 @@ TEST_CASE("two ranks that share a sequence compute what one does: windows, biase
           CHECK(relative(sums.at(name), gradient) < (dtype == at::kFloat ? 2e-5 : 1e-11));
         }
       }
+    }
+  }
+}
+
+TEST_CASE("a model with other positions than RoPE trains, resumes, merges as no plain Llama, and is read back") {
+  for (const std::string encoding : {"nope", "alibi"}) {
+    INFO(encoding);
+    const TrainingSetup setup("{method: full}");
+    const std::string run_folder = setup.folder().string(), merged = setup.folder("merged").string(),
+                      converted = setup.folder("converted").string(), choice = "positions.encoding=" + encoding;
+    REQUIRE(setup.train({choice}).exit == 0);
+    // Cut off after step 6 and finished: the same result.
+    REQUIRE(killed_at("step:8",
+                      {"train", setup.recipe(), "--threads", "1", choice, "run=" + setup.folder("cut").string()}));
+    REQUIRE(setup.train({choice, "run=" + setup.folder("cut").string()}).exit == 0);
+    CHECK(read_file(setup.folder() / "adapter/adapter_model.safetensors") ==
+          read_file(setup.folder("cut") / "adapter/adapter_model.safetensors"));
+
+    REQUIRE(run({"merge", run_folder, "--out", merged}).exit == 0);
+    REQUIRE(run({"convert", merged, "--out", converted}).exit == 0);
+    const auto logits = [&](const std::string& folder) {
+      const std::string out = setup.folder("logits.safetensors").string();
+      REQUIRE(run({"logits", folder, "--tokens", "1,5,9,20,33", "--out", out, "--force"}).err.empty());
+      return load_tensors(out).at("logits");
+    };
+    const at::Tensor expected = logits(run_folder);
+    CHECK(largest_difference(expected, logits(setup.model.path())) > 1e-3);
+    for (const std::string& folder : {merged, converted}) {
+      CHECK(at::equal(logits(folder), expected));
+      const Json config = from_text(read_file(std::filesystem::path(folder) / "config.json"));
+      CHECK(config["architectures"] == Json::array({"TapetuneForCausalLM"}));
+      CHECK(config["model_type"] != "llama");
+      CHECK(config["position"]["type"] == encoding);
+    }
+    const std::string gguf = setup.folder("model.gguf").string();
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"merge", run_folder, "--gguf", "f32", "--out", gguf},
+          {"export", merged, "--gguf", "f32", "--out", gguf}}) {
+      refused_in_a_line(run(words), Contains("llama.cpp does not support"));
+      CHECK_FALSE(std::filesystem::exists(gguf));
     }
   }
 }

@@ -31,7 +31,7 @@ void add_export(CLI::App& app) {
     const Checkpoint checkpoint = open_checkpoint(options->model);
     const PositionComponent& encoding = position_component({}, checkpoint.config());
     if (encoding.export_files != nullptr) {
-      fail("export", "{}: its positions are {}, which llama.cpp does not support; nothing was written.", options->model,
+      fail("export", "{}: llama.cpp does not support its positions, {}; nothing was written.", options->model,
            encoding.title);
     }
     gguf::ExportOptions write;

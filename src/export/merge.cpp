@@ -349,7 +349,7 @@ void merge_gguf(const MergeInput& input, gguf::TensorType type, const MergeOptio
   refuse_place(input, options.out);
   if (const PositionComponent& encoding = position_component(input.method, input.config);
       encoding.export_files != nullptr) {
-    fail("merge", "{}: llama.cpp does not support {}; drop --gguf to merge for transformers.", input.folder.string(),
+    fail("merge", "{}: llama.cpp does not support {}; drop --gguf for a folder.", input.folder.string(),
          encoding.title);
   }
   require_writable(options.out, options.replace);

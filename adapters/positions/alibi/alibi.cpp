@@ -65,6 +65,7 @@ PositionComponent alibi_component() {
     return std::make_shared<const AlibiEncoding>(alibi_slopes(model.config.heads));
   };
   component.export_files = export_own_architecture;
+  component.card = "A Llama whose positions are ALiBi, merged by tapetune, which is the only program that reads it.";
   return component;
 }
 

@@ -23,6 +23,9 @@ PositionComponent nope_component() {
     return std::make_shared<const NoPositions>();
   };
   component.export_files = export_own_architecture;
+  component.card =
+      "A Llama whose positions are NoPE: no encoding beside the causal mask, merged by tapetune, which is the only "
+      "program that reads it.";
   return component;
 }
 
