@@ -321,8 +321,11 @@ class Trainer {
         loss = loss_sum(adapted_.model, hidden, all.narrow(1, first + 1, own), in.training) / tokens;
       }
       const trace::Span span("backward");
-      if (begin + share.micro_batch >= end) exchange_.exchange_in_backward(loss);
-      loss.backward();
+      if (begin + share.micro_batch >= end) {
+        exchange_.backward(loss);
+      } else {
+        loss.backward();
+      }
       sum += loss.item<double>();
     }
     return summed(sum, true);
