@@ -20,6 +20,11 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
+template <typename... Args>
+[[noreturn]] void refuse(const Key& key, fmt::format_string<Args...> rule, Args&&... args) {
+  throw SettingError(key, fmt::format(rule, std::forward<Args>(args)...));
+}
+
 template <typename T>
 T number(const Key& key, std::string_view text) {
   T value{};
@@ -27,10 +32,10 @@ T number(const Key& key, std::string_view text) {
   const bool readable = error == std::errc() && rest == text.data() + text.size();
   const auto size = static_cast<double>(value);
   if (std::is_integral_v<T> && readable && size > key.most) {
-    fail("method", "{} must be at most {}, but is \"{}\".", key.name, static_cast<std::int64_t>(key.most), text);
+    refuse(key, " must be at most {}, but is \"{}\".", static_cast<std::int64_t>(key.most), text);
   }
   if (!readable || !(size >= key.least && size <= key.most)) {
-    fail("method", "{} must be {}, but is \"{}\".", key.name, key.rule, text);
+    refuse(key, " must be {}, but is \"{}\".", key.rule, text);
   }
   return value;
 }
@@ -39,8 +44,7 @@ std::string one_word(const Key& key, std::string_view text) {
   if (key.spelled != nullptr) text = key.spelled(text);
   if (key.check_word != nullptr) key.check_word(text);
   if (!key.words.empty() && std::ranges::find(key.words, text) == key.words.end()) {
-    fail("method", "{} cannot be \"{}\"; it takes {}{}.", key.name, text, fmt::join(key.words, ", "),
-         did_you_mean(text, key.words));
+    refuse(key, " cannot be \"{}\"; it takes {}{}.", text, fmt::join(key.words, ", "), did_you_mean(text, key.words));
   }
   return std::string(text);
 }
@@ -68,7 +72,7 @@ Json parse_value(const Key& key, std::string_view text) {
     case Key::Type::flag:
       if (text == "true" || text == "1" || text == "yes") return true;
       if (text == "false" || text == "0" || text == "no") return false;
-      fail("method", "{} must be true or false, but is \"{}\".", key.name, text);
+      refuse(key, " must be true or false, but is \"{}\".", text);
     case Key::Type::word:
       return one_word(key, text);
     case Key::Type::words: {
@@ -78,7 +82,7 @@ Json parse_value(const Key& key, std::string_view text) {
         if (std::ranges::find(all, word) == all.end()) all.push_back(std::move(word));
       }
       if (all.empty() && !key.fallback.is_null() && !key.fallback.empty()) {
-        fail("method", "{} is empty; name some, for example {}={}.", key.name, key.name, value_text(key.fallback));
+        refuse(key, " is empty; name some, for example {}={}.", key.name, value_text(key.fallback));
       }
       return all.empty() ? Json() : all;
     }

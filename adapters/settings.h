@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.h"
 #include "core/json.h"
 
 namespace tapetune {
@@ -24,6 +25,18 @@ struct Key {
   // Other spellings of a word ("q_proj" for "q"), and what is wrong with one; null: none, nothing.
   std::string_view (*spelled)(std::string_view word) = nullptr;
   void (*check_word)(std::string_view word) = nullptr;
+};
+
+// A value that a key does not take: "rank must be …".
+class SettingError : public Error {
+ public:
+  SettingError(const Key& key, const std::string& rule)
+      : Error("method", fmt::format("{}{}", key.name, rule)), key_size_(key.name.size()) {}
+  // What follows the key, for those who give it a longer name.
+  std::string_view rule() const { return text().substr(key_size_); }
+
+ private:
+  std::size_t key_size_;
 };
 
 // A value from a command line or a recipe's scalar; lists as a,b. Fails with what the key takes.

@@ -130,6 +130,17 @@ TEST_CASE("only names that tapetune gives to partials are removed") {
   CHECK(contents(folder.path()) == before);
 }
 
+TEST_CASE("a partial's name tells its target, also with the process number of earlier versions") {
+  CHECK(partial_target(".out.partial-0123456789abcdef") == "out");
+  CHECK(partial_target(".step-00000009.partial-4711") == "step-00000009");
+  CHECK(partial_target(".a.partial-1.tokens.partial-7") == "a.partial-1.tokens");
+  for (const char* name : {"out.partial-7", ".partial-7", ".out.partial-", ".out.partial-7.txt", ".out.partial-abc",
+                           ".out.replaced-0123456789abcdef", ".out.removed"}) {
+    INFO(name);
+    CHECK_FALSE(partial_target(name).has_value());
+  }
+}
+
 TEST_CASE("a partial is made as a new file, never through a link") {
   const TempFolder folder;
   write_file(folder / "victim", "precious");

@@ -17,6 +17,7 @@
 
 #include "catch.h"
 #include "core/error.h"
+#include "distributed/data_parallel.h"
 #include "distributed/failures.h"
 #include "distributed/world.h"
 #include "support.h"
@@ -260,6 +261,30 @@ TEST_CASE("ranks: a heartbeat that is not a number is an error with the rank's n
   pair.rank_1.reset();  // whose heartbeat would write over it
   pair.forge("beat/1", escape);
   CHECK_THAT(told_by_rank_0(*pair.rank_0), Contains("sent a heartbeat that is not a number: \\u001b]0;"));
+}
+
+TEST_CASE(
+    "ranks: a rank that is lost while gradients are exchanged is named, and an error about gloo is no lost rank") {
+  Pair pair;
+  Group gradients;
+  {
+    std::jthread other([&] { pair.rank_1->group("gradients"); });
+    gradients = pair.rank_0->group("gradients");
+  }
+  CHECK_THROWS_AS(gradients.guard([] { fail("data", "gloo.tokens: no such file."); }), Error);
+  CHECK_FALSE(gradients.lost());
+  pair.rank_1.reset();
+  const at::Tensor weight = at::ones({4}).requires_grad_(true);
+  const std::vector<Parameter> parameters{{"model.layers.0.x", weight, ""}};
+  DataParallel exchange(parameters, gradients);
+  std::string told;
+  try {
+    exchange.backward((weight * weight).sum());
+  } catch (const RankLost& error) {
+    told = pair.rank_0->diagnose(error.what());
+  }
+  CHECK(told.starts_with("[ranks] rank 1 ("));
+  CHECK_THAT(told, Contains("stopped responding"));
 }
 
 TEST_CASE("ranks: a forged failure is one printable line") {

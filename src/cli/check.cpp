@@ -1,6 +1,5 @@
 #include <CLI/CLI.hpp>
 
-#include "adapters/component.h"
 #include "checkpoint/writer.h"
 #include "cli/numbers.h"
 #include "cli/options.h"
@@ -9,9 +8,9 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/output.h"
+#include "eval/gradients.h"
 #include "eval/shift.h"
 #include "hf/tokenizer.h"
-#include "model/loss.h"
 
 namespace tapetune::cli {
 
@@ -33,20 +32,9 @@ void run_gradients(const Gradients& options) {
   const AdaptedModel adapted = options.model.load(checkpoint, /*train_all=*/true);
   if (adapted.parameters.empty())
     fail("check", "method {} has no trainable parameters; choose another.", adapted.options.name());
-  const at::Tensor all = at::tensor(tokens, at::kLong);
-  const std::int64_t length = all.size(0);
-  ForwardInput in;
-  in.tokens = all.unsqueeze(0);
-  in.training = Training{parse_checkpointing(options.checkpointing), options.model.seed, /*dropout=*/false};
-  const at::Tensor hidden = adapted.model.forward(in).last[0];  // [N, hidden]
-  const at::Tensor loss = loss_sum(adapted.model, hidden.narrow(0, 0, length - 1), all.narrow(0, 1, length - 1)) /
-                          static_cast<double>(length - 1);
-  loss.backward();
-  std::map<std::string, at::Tensor> tensors{{"loss", loss.detach()}};
-  for (const Parameter& p : adapted.parameters) {
-    if (p.value.grad().defined()) tensors["grad." + p.name] = p.value.grad();
-  }
-  save_safetensors(options.out, tensors, options.force);
+  save_safetensors(options.out,
+                   loss_and_gradients(adapted, tokens, parse_checkpointing(options.checkpointing), options.model.seed),
+                   options.force);
 }
 
 struct Shift {
@@ -57,30 +45,28 @@ struct Shift {
   bool json = false;
 };
 
-// A method that starts as the base model shows nothing yet: parameters at zero get random values.
-void draw_zeros(const AdaptedModel& adapted, double spread, std::uint64_t seed) {
-  const c10::NoGradGuard drawing;
-  at::manual_seed(seed);
-  for (const Parameter& p : adapted.parameters) {
-    if (p.value.count_nonzero().item<std::int64_t>() == 0) p.value.normal_(0, spread);
+void print_differences(const char* kind, const std::vector<ShiftResult>& results,
+                       ShiftDifference ShiftResult::* difference) {
+  print_out("\n{:<11}", kind);
+  for (const ShiftResult& each : results) print_out("  {:>25}", each.model);
+  print_out("\n{:<11}", "layer");
+  for (std::size_t i = 0; i < results.size(); ++i) print_out("  {:>12} {:>12}", "attention", "positions");
+  print_out("\n");
+  const std::size_t layers = (results.front().*difference).layers.size();
+  for (std::size_t i = 0; i < layers; ++i) {
+    print_out("{:<11}", i);
+    for (const ShiftResult& each : results) {
+      const ShiftedLayer& layer = (each.*difference).layers[i];
+      print_out("  {:>12.3g} {:>12.3g}", layer.attention, layer.position);
+    }
+    print_out("\n");
   }
-}
-
-// The encoding to show where none is asked for: one whose invariance has a counterexample.
-std::string_view shown_encoding() {
-  const auto& all = position_components().all();
-  return std::ranges::find_if(all, [](const PositionComponent& each) { return !each.ablation.empty(); })->name;
-}
-
-// With one of its positions' settings, "key=value".
-MethodOptions with_setting(MethodOptions method, std::string_view setting) {
-  const std::size_t equals = setting.find('=');
-  set_setting(method, Section::positions, setting.substr(0, equals), setting.substr(equals + 1));
-  return method;
+  print_out("{:<11}", "logits");
+  for (const ShiftResult& each : results) print_out("  {:>25.3g}", (each.*difference).logits);
+  print_out("\n");
 }
 
 void run_shift(const Shift& options) {
-  const c10::NoGradGuard evaluation;
   const Checkpoint checkpoint = options.model.open();
   std::vector<std::int64_t> tokens;
   if (!options.tokens.empty()) {
@@ -92,69 +78,29 @@ void run_shift(const Shift& options) {
   if (tokens.size() > 512)
     fail("check", "{} tokens are too many for full attention matrices; give 512 at most.", tokens.size());
 
-  std::vector<std::pair<std::string, AdaptedModel>> models;
-  ModelOptions plain = options.model;
-  plain.adapter.clear();
-  plain.method.clear();
-  models.emplace_back("RoPE", plain.load(checkpoint));
-  const bool given = !options.model.adapter.empty() || !options.model.method.empty();
-  ModelOptions adapted = options.model;
-  if (!given) adapted.method = {std::string(shown_encoding())};
-  models.emplace_back("", adapted.load(checkpoint));
-  const MethodOptions& method = models.back().second.options;
-  const PositionComponent& encoding = position_component(method, checkpoint.config());
-  models.back().first = encoding.ablation.empty() ? method.name() : std::string(encoding.title);
-  if (!encoding.ablation.empty() && method == with_setting(method, encoding.ablation)) {
-    models.back().first = encoding.ablated;
-  } else if (!encoding.ablation.empty() && adapted.adapter.empty()) {
-    ModelOptions broken = adapted;
-    broken.method.emplace_back(encoding.ablation);
-    models.emplace_back(encoding.ablated, broken.load(checkpoint));
-  }
-  if (adapted.adapter.empty()) {
-    for (std::size_t i = 1; i < models.size(); ++i) draw_zeros(models[i].second, options.spread, options.model.seed);
-  }
-
+  ShiftModels models;
+  models.load = [&](const std::vector<std::string>& method) {
+    ModelOptions fresh = options.model;
+    fresh.adapter.clear();
+    fresh.method = method;
+    return fresh.load(checkpoint);
+  };
+  if (!options.model.adapter.empty()) models.load_trained = [&] { return options.model.load(checkpoint); };
+  models.method = options.model.method;
+  models.spread = options.spread;
+  models.seed = options.model.seed;
   const std::int64_t front = checkpoint.config().bos.value_or(tokens.front());
-  const char* kinds[] = {"add tokens", "shift ids"};
-  Json report;
-  for (const auto& [name, model] : models) {
-    for (const char* kind : kinds) {
-      const ShiftDifference d = kind == kinds[0] ? added_tokens(model.model, tokens, front, options.by)
-                                                 : shifted_ids(model.model, tokens, options.by);
-      Json layers = Json::array();
-      for (const ShiftedLayer& layer : d.layers) {
-        layers.push_back({{"attention", layer.attention}, {"position", layer.position}});
-      }
-      report[name][kind] = {{"layers", layers}, {"logits", d.logits}};
-    }
-  }
+  const std::vector<ShiftResult> results =
+      measure_shifts(shift_models(checkpoint.config(), models), tokens, front, options.by);
   if (options.json) {
-    print_out("{}\n", to_text(report, 2));
+    print_out("{}\n", to_text(shift_json(results), 2));
     return;
   }
   print_out("{} tokens; added in front: {} of token {}; ids shifted by {}.\n", tokens.size(), options.by, front,
             options.by);
   print_out("attention: mean difference of weights; positions: of dot products of position states.\n");
-  for (const char* kind : kinds) {
-    print_out("\n{:<11}", kind);
-    for (const auto& [name, result] : report.items()) print_out("  {:>25}", name);
-    print_out("\n{:<11}", "layer");
-    for (std::size_t i = 0; i < report.size(); ++i) print_out("  {:>12} {:>12}", "attention", "positions");
-    print_out("\n");
-    const std::size_t layers = report.begin().value()[kind]["layers"].size();
-    for (std::size_t layer = 0; layer < layers; ++layer) {
-      print_out("{:<11}", layer);
-      for (const auto& [name, result] : report.items()) {
-        const Json& row = result[kind]["layers"][layer];
-        print_out("  {:>12.3g} {:>12.3g}", row["attention"].get<double>(), row["position"].get<double>());
-      }
-      print_out("\n");
-    }
-    print_out("{:<11}", "logits");
-    for (const auto& [name, result] : report.items()) print_out("  {:>25.3g}", result[kind]["logits"].get<double>());
-    print_out("\n");
-  }
+  print_differences("add tokens", results, &ShiftResult::added);
+  print_differences("shift ids", results, &ShiftResult::shifted);
 }
 
 }  // namespace

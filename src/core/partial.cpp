@@ -40,15 +40,26 @@ std::string hidden_name(std::string_view target, std::string_view mark) {
   return fmt::format(".{}{}{}", stem_of(target), mark, random_name());
 }
 
-// The target's name (its first 200 bytes) in `.NAME.partial-0123456789abcdef`; nothing where a name is not of this
-// form.
+// NAME and END in `.NAME` + mark + `END`.
+struct HiddenName {
+  std::string_view target, end;
+};
+std::optional<HiddenName> parse_hidden(std::string_view name, std::string_view mark) {
+  const std::size_t at = name.rfind(mark);
+  if (!name.starts_with('.') || at == std::string_view::npos || at <= 1) return std::nullopt;
+  return HiddenName{name.substr(1, at - 1), name.substr(at + mark.size())};
+}
+
+bool consists_of(std::string_view text, std::string_view characters) {
+  return !text.empty() && text.find_first_not_of(characters) == std::string_view::npos;
+}
+
+bool is_random(std::string_view end) { return end.size() == random_digits && consists_of(end, "0123456789abcdef"); }
+
+// The target's name in `.NAME.partial-0123456789abcdef`; nothing where a name is not of this form.
 std::optional<std::string> target_in(std::string_view name, std::string_view mark) {
-  const std::size_t tail = mark.size() + random_digits;
-  if (name.size() <= 1 + tail || name.front() != '.') return std::nullopt;
-  const std::string_view end = name.substr(name.size() - tail);
-  if (!end.starts_with(mark)) return std::nullopt;
-  if (end.find_first_not_of("0123456789abcdef", mark.size()) != std::string_view::npos) return std::nullopt;
-  return std::string(name.substr(1, name.size() - tail - 1));
+  const auto found = parse_hidden(name, mark);
+  return found && is_random(found->end) ? std::optional<std::string>(found->target) : std::nullopt;
 }
 
 bool unsupported(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
@@ -219,6 +230,12 @@ bool Partial::place_folder_in_steps(bool replace) {
   }
   path_ = replaced;
   return true;
+}
+
+std::optional<std::string> partial_target(std::string_view name) {
+  const auto found = parse_hidden(name, partial_mark);
+  const bool is_partial = found && (is_random(found->end) || consists_of(found->end, "0123456789"));
+  return is_partial ? std::optional<std::string>(found->target) : std::nullopt;
 }
 
 void remove_abandoned(const fs::path& folder, std::string_view name) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace tapetune {
@@ -32,6 +34,10 @@ class Partial {
   Kind kind_;
   int descriptor_ = -1;
 };
+
+// The target's name (its first 200 bytes) in the name of a partial; none: it is not one. Earlier versions put the
+// number of their process where the random digits are, and locked nothing: remove_abandoned leaves those.
+std::optional<std::string> partial_target(std::string_view name);
 
 // Removes the partials in a folder that no process holds; with a name, only those of this target. Where a kill came
 // between the two renames that replace a folder (see Partial::place), the old folder gets its name back.

@@ -51,6 +51,7 @@ std::int64_t bucket_bytes(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 struct DataParallel::Engine {
+  Group group;
   std::unique_ptr<c10d::Reducer> reducer;
 };
 
@@ -62,6 +63,7 @@ DataParallel::DataParallel(std::span<const Parameter> parameters, const Group& g
   const auto buckets =
       std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, {static_cast<std::size_t>(cap)}, dense, {}, {}));
   engine_ = std::make_unique<Engine>();
+  engine_->group = group;
   // Looking for parameters without a gradient (TAPE's last layer has some) also keeps the buckets as they are, so that
   // sums are formed in one order from the first step on: a run that goes on equals one that was never stopped.
   engine_->reducer = std::make_unique<c10d::Reducer>(
@@ -72,12 +74,17 @@ DataParallel::DataParallel(std::span<const Parameter> parameters, const Group& g
 }
 
 DataParallel::~DataParallel() = default;
+DataParallel::DataParallel(DataParallel&& other) noexcept = default;
 
-void DataParallel::exchange_in_backward(const at::Tensor& loss) {
-  if (!engine_) return;
-  Unheard unheard;
-  const c10::WarningUtils::WarningHandlerGuard quietly(&unheard);
-  engine_->reducer->prepare_for_backward({loss});
+void DataParallel::backward(const at::Tensor& loss) {
+  if (!engine_) return loss.backward();
+  {
+    Unheard unheard;
+    const c10::WarningUtils::WarningHandlerGuard quietly(&unheard);
+    engine_->reducer->prepare_for_backward({loss});
+  }
+  // The Reducer all-reduces by itself which parameters have gradients: no call of ours sees that fail.
+  engine_->group.guard([&] { loss.backward(); });
 }
 
 }  // namespace tapetune

@@ -13,12 +13,11 @@ class DataParallel {
  public:
   DataParallel(std::span<const Parameter> parameters, const Group& group);
   ~DataParallel();
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
+  DataParallel(DataParallel&& other) noexcept;
 
-  // The backward of this loss, the last of a step, exchanges what has accumulated: every gradient is then the sum over
-  // all ranks. A backward without this call exchanges nothing.
-  void exchange_in_backward(const at::Tensor& loss);
+  // The backward of a step's last micro-batch: every gradient is then the sum over all ranks of what has accumulated.
+  // A loss.backward() before it exchanges nothing. Throws RankLost.
+  void backward(const at::Tensor& loss);
 
  private:
   struct Engine;

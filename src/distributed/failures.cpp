@@ -1,6 +1,10 @@
 #include "distributed/failures.h"
 
+#include <future>
+#include <memory>
 #include <thread>
+
+#include "core/error.h"
 
 namespace tapetune {
 
@@ -18,6 +22,42 @@ void wait_for_others(const Store& store, int ranks, std::string (*key)(int), sec
       std::this_thread::sleep_for(milliseconds(20));
     }
   }
+}
+
+void report_failure(const Store& store, int rank, const std::string& error) {
+  // Without a new thread, for which there may be no memory.
+  try {
+    store->set(failed_key(rank), error);
+    store->set(heard_key(rank), std::string("yes"));
+  } catch (const std::exception&) {  // nobody is there to read it
+  }
+}
+
+std::string find_lost_rank(const Store& store, const std::vector<std::string>& hosts, int own,
+                           const std::string& error) {
+  // In a thread of its own, because the store may be beyond a link that is cut and never answer.
+  const auto asked = std::make_shared<std::promise<std::string>>();
+  auto answer = asked->get_future();
+  std::thread([asked, error, store, hosts, own] {
+    try {
+      if (own != 0) wait_until_told(store, own);
+      asked->set_value(own == 0 ? find_culprit(store, hosts, error) : "");
+    } catch (const Error& found) {
+      asked->set_value(found.what());
+    } catch (const std::exception&) {
+      constexpr const char* gone =
+          "[ranks] {} stopped responding: it was killed, or its network is down; rerun the same command to resume from "
+          "the last checkpoint.";
+      asked->set_value(own > 1 ? "" : fmt::format(fmt::runtime(gone), own == 1 ? "rank 0" : "the ranks' store"));
+    }
+  }).detach();
+  if (answer.wait_for(patience) != std::future_status::ready) {
+    return fmt::format(
+        "[ranks] rank {}: rank 0 does not answer: the network is down; rerun the same command to resume from the last "
+        "checkpoint.",
+        own);
+  }
+  return answer.get();
 }
 
 std::string find_culprit(const Store& store, const std::vector<std::string>& hosts, const std::string& error) {

@@ -5,18 +5,24 @@
 #include <string>
 #include <vector>
 
+#include "distributed/heartbeat.h"
 #include "distributed/rendezvous.h"
 
 namespace tapetune {
 
-constexpr std::chrono::seconds heartbeat_every{1};
 // A rank that has sent no heartbeat for so long while others have is suspended, killed or cut off.
 constexpr std::chrono::seconds stale_after{4};
-// Longer than any answer of a store that is there.
-constexpr std::chrono::seconds patience{15};
 
 // Until every other rank has set its key, or for this long.
 void wait_for_others(const Store& store, int ranks, std::string (*key)(int), std::chrono::seconds longest);
+
+// Tells the others why this rank ends.
+void report_failure(const Store& store, int rank, const std::string& error);
+
+// What to tell the user where a rank was lost: on rank 0 which one it was, on the others that rank 0 is gone, or
+// nothing where it tells it.
+std::string find_lost_rank(const Store& store, const std::vector<std::string>& hosts, int own,
+                           const std::string& error);
 
 // Rank 0 looks who it was: a rank that reported its failure, one without heartbeats, or the last of them. `hosts`:
 // "host, process 123", by rank.

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "core/trace.h"
+#include "distributed/gloo.h"
 
 namespace tapetune {
 
@@ -41,6 +42,20 @@ int Group::rank() const { return state_->backend ? state_->backend->getRank() : 
 int Group::size() const { return state_->backend ? state_->backend->getSize() : 1; }
 std::uint64_t Group::bytes_sent() const { return state_->sent; }
 bool Group::lost() const { return state_->lost; }
+
+void Group::guard(const std::function<void()>& work) const {
+  try {
+    work();
+  } catch (const c10::DistError& error) {  // of NCCL
+    state_->lost = true;
+    throw RankLost(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    if (!is_gloo_error(error)) throw;
+    state_->lost = true;
+    throw RankLost(error.what());
+  }
+}
+
 c10::intrusive_ptr<c10d::ProcessGroup> Group::process_group() const { return state_->group; }
 
 namespace {

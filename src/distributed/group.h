@@ -53,6 +53,8 @@ class Group {
   // Whether a collective has failed; what is thrown later is then a consequence.
   bool lost() const;
 
+  // Runs what starts collectives of this group by itself; where one of them fails, throws RankLost.
+  void guard(const std::function<void()>& work) const;
   // For c10d's own engines, as the Reducer of DataParallel.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const;
   // An all-reduce that they start: its bytes are counted, and it is traced and watched for failures.

@@ -8,8 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <optional>
+#include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "core/escape.h"
@@ -137,6 +138,76 @@ c10::intrusive_ptr<c10d::TCPStore> connect(const RankInfo& info, seconds timeout
        info.rank, info.address, info.port, timeout.count());
 }
 
+std::string here() {
+  std::string name(256, '\0');
+  ::gethostname(name.data(), name.size() - 1);
+  name.resize(name.find('\0'));
+  return fmt::format("{}, process {}", name, ::getpid());
+}
+
+std::string listed(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+constexpr const char* all_here = "all here";
+
+// Before all are there, one that was interrupted or has failed ends the rendezvous for all.
+void end_rendezvous_early(const Store& store, const RankInfo& info) {
+  for (int r = 0; r < info.ranks; ++r) {
+    if (!store->check({failed_key(r)})) continue;
+    if (info.rank != 0) throw Error("");  // rank 0 says it
+    fail("ranks", "rank {} failed: {}", r, excerpt(text_of(store->get(failed_key(r)))));
+  }
+  if (interrupted()) store->set(interrupted_key, std::string("yes"));
+  if (store->check({interrupted_key})) throw Interrupted(stopped_early);
+}
+
+void wait_for_others_to_come(const Store& store, const RankInfo& info, seconds timeout) {
+  // Rank 0 listens where it is told to.
+  const bool loopback = info.address == "localhost" || info.address.starts_with("127.") || info.address == "::1";
+  const std::string remedy =
+      info.remedy +
+      (loopback && !info.served ? "; ranks on other machines need MASTER_ADDR set to rank 0's address" : "");
+  const auto begin = std::chrono::steady_clock::now();
+  bool reminded = false;
+  while (true) {
+    std::vector<int> missing;
+    for (int r = 0; r < info.ranks; ++r) {
+      if (!store->check({here_key(r)})) missing.push_back(r);
+    }
+    if (missing.empty()) return;
+    end_rendezvous_early(store, info);
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= timeout) {
+      fail("launch", "timed out after {} s waiting for {} of {} at {}:{}; {}. Raise --timeout if they only start late.",
+           timeout.count(), listed(missing), info.ranks, info.address, info.port, remedy);
+    }
+    if (waited >= remind_after && !std::exchange(reminded, true)) {
+      warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), info.ranks, info.address, info.port,
+           remind_after.count(), remedy);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+void wait_for_rank_0(const Store& store, const RankInfo& info, seconds timeout) {
+  // Rank 0 gives up first, and says why.
+  const auto until = std::chrono::steady_clock::now() + timeout + patience;
+  try {
+    while (std::chrono::steady_clock::now() < until) {
+      try {
+        store->wait({all_here}, heartbeat_every);
+        return;
+      } catch (const c10::DistStoreError&) {
+        end_rendezvous_early(store, info);
+      }
+    }
+  } catch (const c10::Error&) {  // rank 0 is gone, and the store with it
+  }
+  fail("launch", "rank {}: timed out after {} s waiting for all {} ranks; see rank 0's message.", info.rank,
+       timeout.count(), info.ranks);
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::TCPStore> open_rendezvous() { return serve("127.0.0.1", 0, std::nullopt); }
@@ -146,6 +217,19 @@ Store join_rendezvous(const RankInfo& info, seconds timeout) {
   const auto store = serves ? serve(info.address, info.port, timeout) : connect(info, timeout);
   store->setTimeout(timeout);
   return of_attempt(store, info.attempt);
+}
+
+std::vector<std::string> wait_for_ranks(const Store& store, const RankInfo& info, seconds timeout) {
+  store->set(here_key(info.rank), here());
+  std::vector<std::string> hosts;
+  if (info.rank != 0) {
+    wait_for_rank_0(store, info, timeout);
+    return hosts;
+  }
+  wait_for_others_to_come(store, info, timeout);
+  for (int r = 0; r < info.ranks; ++r) hosts.push_back(excerpt(text_of(store->get(here_key(r)))));
+  store->set(all_here, std::string("yes"));
+  return hosts;
 }
 
 Store of_attempt(const Store& store, const std::string& attempt) {
@@ -194,26 +278,6 @@ Json json_of_rank(int rank, const std::string& text) {
     fail("ranks", "rank {} sent what is not JSON: {}; check that no other program uses the ranks' port.", rank,
          excerpt(text.substr(0, 100)));
   }
-}
-
-std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& hosts) {
-  std::vector<Heartbeat> all(hosts.size());
-  for (std::size_t r = 0; r < hosts.size(); ++r) {
-    const std::string key = heartbeat_key(static_cast<int>(r));
-    if (!store->check({key})) continue;
-    const std::string text = text_of(store->get(key));
-    const char* const end = text.data() + text.size();
-    const auto count = std::from_chars(text.data(), end, all[r].count);
-    const bool parted = count.ec == std::errc() && count.ptr != end && *count.ptr == ' ';
-    const auto step = std::from_chars(parted ? count.ptr + 1 : end, end, all[r].step);
-    if (!parted || step.ec != std::errc() || step.ptr != end) {
-      fail("ranks",
-           "rank {} ({}) sent a heartbeat that is not a number: {}; check that no other program uses the ranks' port, "
-           "and rerun the same command to resume from the last checkpoint.",
-           r, hosts[r], excerpt(text.substr(0, 100)));
-    }
-  }
-  return all;
 }
 
 }  // namespace tapetune

@@ -15,6 +15,10 @@ namespace tapetune {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 
+constexpr std::chrono::seconds heartbeat_every{1};
+// Longer than any answer of a store that is there.
+constexpr std::chrono::seconds patience{15};
+
 // For whoever starts ranks on this machine: at any free port of the loopback interface, for as long as somebody holds
 // it.
 c10::intrusive_ptr<c10d::TCPStore> open_rendezvous();
@@ -23,6 +27,10 @@ c10::intrusive_ptr<c10d::TCPStore> open_rendezvous();
 Store join_rendezvous(const RankInfo& info, std::chrono::seconds timeout);
 // What ranks of one attempt share, in the store of whoever serves it.
 Store of_attempt(const Store& store, const std::string& attempt);
+
+// Says that this rank is here and waits for the others. Rank 0 gets who they are, "host, process 123", by rank, and
+// fails after `timeout`, naming those that did not come. Where a rank fails or is interrupted before, all end.
+std::vector<std::string> wait_for_ranks(const Store& store, const RankInfo& info, std::chrono::seconds timeout);
 
 // The address under which this machine reaches another, and so is reached by it.
 std::string own_address(const std::string& towards, int port);
@@ -33,17 +41,12 @@ std::string failed_key(int rank);                       // why it ended
 std::string heard_key(int rank);                        // it knows that the failure was reported
 std::string left_key(int rank);                         // it ends
 constexpr const char* interrupted_key = "interrupted";  // a rank ends because a signal asked for it
+constexpr const char* stopped_early = "interrupted; no partial files were left";
 
 std::string text_of(const std::vector<std::uint8_t>& bytes);
 // What another rank wrote, for a message: one line of a reasonable length.
 std::string excerpt(const std::string& text);
 // What this rank wrote as JSON; fails with its number where it is none.
 Json json_of_rank(int rank, const std::string& text);
-
-struct Heartbeat {
-  std::int64_t count = -1, step = 0;  // count -1: none yet
-};
-// Fails with the rank's name where one is not two numbers. `hosts`: "host, process 123", by rank.
-std::vector<Heartbeat> read_heartbeats(const Store& store, const std::vector<std::string>& hosts);
 
 }  // namespace tapetune

@@ -1,17 +1,11 @@
 #include "distributed/world.h"
 
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
-#include <condition_variable>
 #include <csignal>
-#include <future>
-#include <mutex>
 #include <optional>
-#include <thread>
 
 #include "core/error.h"
 #include "core/json.h"
@@ -21,7 +15,7 @@
 #include "core/signals.h"
 #include "distributed/failures.h"
 #include "distributed/gloo.h"
-#include "distributed/reminder.h"
+#include "distributed/heartbeat.h"
 #include "distributed/rendezvous.h"
 #ifdef TAPETUNE_CUDA
 #include "distributed/cuda/nccl.h"
@@ -31,68 +25,32 @@ namespace tapetune {
 
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-std::string here() {
-  std::string name(256, '\0');
-  ::gethostname(name.data(), name.size() - 1);
-  name.resize(name.find('\0'));
-  return name;
-}
-
-constexpr const char* all_here = "all here";
-constexpr const char* stopped_early = "interrupted; no partial files were left";
-
-std::string listed(const std::vector<int>& ranks) {
-  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+// LibTorch would write pages about every connection that breaks; what of it people need, diagnose() says in a line.
+void hush_libtorch() {
+  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
+  c10::initLogging();
 }
 
 }  // namespace
 
 struct World::Rendezvous {
   Store store;
-  Store heartbeat_store;  // a connection of its own: a heartbeat never waits for what the training thread asks
   seconds timeout;
   at::Device device;
   std::string address;
   std::vector<Group> groups;
   std::vector<std::string> hosts;  // "host, process 123", by rank; on rank 0
-  std::atomic<std::int64_t> step = 0;
-  int next_message = 0;  // numbers what the ranks send each other, for keys of their own
-  std::string shared;    // the key of the last all_gather's result
+  int next_message = 0;            // numbers what the ranks send each other, for keys of their own
+  std::string shared;              // the key of the last all_gather's result
   bool lost = false;
-
-  std::mutex guard;
-  std::condition_variable ended;
-  bool ending = false;
-  std::thread heartbeat_thread;
+  HeartbeatThread heartbeat_thread;
 
   Rendezvous(Store given, seconds time, at::Device where) : store(std::move(given)), timeout(time), device(where) {}
-  ~Rendezvous() {
-    {
-      const std::lock_guard lock(guard);
-      ending = true;
-    }
-    ended.notify_all();
-    if (heartbeat_thread.joinable()) heartbeat_thread.join();
-  }
 
-  void start_heartbeat(int rank) {
-    heartbeat_thread = std::thread([this, rank] {
-      std::unique_lock lock(guard);
-      for (std::int64_t n = 0; !ending; ++n) {
-        lock.unlock();
-        try {
-          heartbeat_store->set(heartbeat_key(rank), fmt::format("{} {}", n, step.load()));
-        } catch (const std::exception&) {
-          return;  // the store is gone, and with it whoever would listen
-        }
-        lock.lock();
-        ended.wait_for(lock, heartbeat_every, [this] { return ending; });
-      }
-    });
-  }
+  // Whether a rank did not answer, here or in a collective.
+  bool lost_rank() const { return lost || std::ranges::any_of(groups, &Group::lost); }
 
   [[noreturn]] void lose(const std::string& why) {
     lost = true;
@@ -147,16 +105,6 @@ struct World::Rendezvous {
   }
 };
 
-namespace {
-
-// LibTorch would write pages about every connection that breaks; what of it people need, diagnose() says in a line.
-void hush_libtorch() {
-  ::setenv("TORCH_CPP_LOG_LEVEL", "FATAL", /*overwrite=*/0);
-  c10::initLogging();
-}
-
-}  // namespace
-
 World::World() = default;
 World::~World() = default;
 
@@ -169,78 +117,9 @@ World::World(const RankInfo& info, seconds timeout, at::Device device) : rank_in
   rendezvous_ = std::make_unique<Rendezvous>(join_rendezvous(info, timeout), timeout, device);
   Rendezvous& rdzv = *rendezvous_;
   rdzv.address = own_address(info.address, info.port);
-  rdzv.store->set(here_key(rank()), fmt::format("{}, process {}", here(), ::getpid()));
-  if (is_rank0()) {
-    wait_for_ranks();
-    for (int r = 0; r < size(); ++r) rdzv.hosts.push_back(excerpt(text_of(rdzv.store->get(here_key(r)))));
-    rdzv.store->set(all_here, std::string("yes"));
-  } else {
-    wait_for_rank_0();
-  }
-  rdzv.heartbeat_store = rdzv.store->clone();
-  rdzv.start_heartbeat(rank());
+  rdzv.hosts = wait_for_ranks(rdzv.store, rank_info_, timeout);
+  rdzv.heartbeat_thread.start(rdzv.store, rank());
   at_moment("met");
-}
-
-// Before all are there, one that was interrupted or has failed ends the rendezvous for all.
-void World::end_rendezvous_early() {
-  Rendezvous& rdzv = *rendezvous_;
-  for (int r = 0; r < size(); ++r) {
-    if (!rdzv.store->check({failed_key(r)})) continue;
-    if (!is_rank0()) throw Error("");  // rank 0 says it
-    fail("ranks", "rank {} failed: {}", r, excerpt(text_of(rdzv.store->get(failed_key(r)))));
-  }
-  if (interrupted()) rdzv.store->set(interrupted_key, std::string("yes"));
-  if (rdzv.store->check({interrupted_key})) throw Interrupted(stopped_early);
-}
-
-void World::wait_for_ranks() {
-  Rendezvous& rdzv = *rendezvous_;
-  // Rank 0 listens where it is told to.
-  const bool loopback =
-      rank_info_.address == "localhost" || rank_info_.address.starts_with("127.") || rank_info_.address == "::1";
-  const std::string remedy =
-      rank_info_.remedy +
-      (loopback && !rank_info_.served ? "; ranks on other machines need MASTER_ADDR set to rank 0's address" : "");
-  const auto begin = std::chrono::steady_clock::now();
-  bool reminded = false;
-  while (true) {
-    std::vector<int> missing;
-    for (int r = 0; r < size(); ++r) {
-      if (!rdzv.store->check({here_key(r)})) missing.push_back(r);
-    }
-    if (missing.empty()) return;
-    end_rendezvous_early();
-    const auto waited = std::chrono::steady_clock::now() - begin;
-    if (waited >= rdzv.timeout) {
-      fail("launch", "timed out after {} s waiting for {} of {} at {}:{}; {}. Raise --timeout if they only start late.",
-           rdzv.timeout.count(), listed(missing), size(), rank_info_.address, rank_info_.port, remedy);
-    }
-    if (waited >= remind_after && !std::exchange(reminded, true)) {
-      warn("still waiting for {} of {} at {}:{} after {} s; {}", listed(missing), size(), rank_info_.address,
-           rank_info_.port, remind_after.count(), remedy);
-    }
-    std::this_thread::sleep_for(milliseconds(50));
-  }
-}
-
-void World::wait_for_rank_0() {
-  Rendezvous& rdzv = *rendezvous_;
-  // Rank 0 gives up first, and says why.
-  const auto until = std::chrono::steady_clock::now() + rdzv.timeout + patience;
-  try {
-    while (std::chrono::steady_clock::now() < until) {
-      try {
-        rdzv.store->wait({all_here}, heartbeat_every);
-        return;
-      } catch (const c10::DistStoreError&) {
-        end_rendezvous_early();
-      }
-    }
-  } catch (const c10::Error&) {  // rank 0 is gone, and the store with it
-  }
-  fail("launch", "rank {}: timed out after {} s waiting for all {} ranks; see rank 0's message.", rank(),
-       rdzv.timeout.count(), size());
 }
 
 Group World::group(const std::string& name, int number) {
@@ -345,55 +224,15 @@ void World::require_same(const std::string& what, const std::string& value, cons
 }
 
 void World::begin_step(std::int64_t step) {
-  if (rendezvous_) rendezvous_->step = step;
+  if (rendezvous_) rendezvous_->heartbeat_thread.set_step(step);
 }
-
-namespace {
-
-// c10d's Reducer all-reduces by itself which parameters have gradients, and no call of ours sees that fail.
-bool of_an_exchange(const std::string& error) {
-  return error.find("gloo") != std::string::npos || error.find("NCCL") != std::string::npos;
-}
-
-}  // namespace
 
 std::string World::diagnose(const std::string& error) {
   if (!rendezvous_) return error;
-  Rendezvous& rdzv = *rendezvous_;
-  bool lost = rdzv.lost || of_an_exchange(error);
-  for (const Group& group : rdzv.groups) lost = lost || group.lost();
-  if (!lost) {
-    // Without a new thread, for which there may be no memory.
-    try {
-      rdzv.store->set(failed_key(rank()), error);
-      rdzv.store->set(heard_key(rank()), std::string("yes"));
-    } catch (const std::exception&) {  // nobody is there to read it
-    }
-    return is_rank0() ? error : "";
-  }
-  // In a thread of its own, because the store may be beyond a link that is cut and never answer.
-  const auto asked = std::make_shared<std::promise<std::string>>();
-  auto answer = asked->get_future();
-  std::thread([asked, error, store = rdzv.store, hosts = rdzv.hosts, own = rank()] {
-    try {
-      if (own != 0) wait_until_told(store, own);
-      asked->set_value(own == 0 ? find_culprit(store, hosts, error) : "");
-    } catch (const Error& found) {
-      asked->set_value(found.what());
-    } catch (const std::exception&) {
-      constexpr const char* gone =
-          "[ranks] {} stopped responding: it was killed, or its network is down; rerun the same command to resume from "
-          "the last checkpoint.";
-      asked->set_value(own > 1 ? "" : fmt::format(fmt::runtime(gone), own == 1 ? "rank 0" : "the ranks' store"));
-    }
-  }).detach();
-  if (answer.wait_for(patience) != std::future_status::ready) {
-    return fmt::format(
-        "[ranks] rank {}: rank 0 does not answer: the network is down; rerun the same command to resume from the last "
-        "checkpoint.",
-        rank());
-  }
-  return answer.get();
+  const Rendezvous& rdzv = *rendezvous_;
+  if (rdzv.lost_rank()) return find_lost_rank(rdzv.store, rdzv.hosts, rank(), error);
+  report_failure(rdzv.store, rank(), error);
+  return is_rank0() ? error : "";
 }
 
 void World::interrupt() {

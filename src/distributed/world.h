@@ -53,9 +53,6 @@ class World {
 
  private:
   struct Rendezvous;
-  void wait_for_ranks();
-  void wait_for_rank_0();
-  void end_rendezvous_early();
   RankInfo rank_info_;
   at::Device device_ = at::kCPU;
   std::unique_ptr<Rendezvous> rendezvous_;  // null: alone

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <vector>
 
+#include "adapters/build_model.h"
+#include "core/json.h"
 #include "model/llama.h"
 
 namespace tapetune {
@@ -25,5 +29,32 @@ ShiftDifference shifted_ids(const Llama& model, const std::vector<std::int64_t>&
 // to 1.
 ShiftDifference added_tokens(const Llama& model, const std::vector<std::int64_t>& tokens, std::int64_t token,
                              std::int64_t count);
+
+// How to get the models that are compared.
+struct ShiftModels {
+  // With a method at its start (its name, then key=value overrides), or, where there is none, as it is.
+  std::function<AdaptedModel(const std::vector<std::string>& method)> load;
+  std::function<AdaptedModel()> load_trained;  // with an adapter; null: there is none
+  std::vector<std::string> method;             // empty without an adapter: an encoding that has an ablation
+  double spread = 0.02;                        // standard deviation of what is put in place of zeros
+  std::uint64_t seed = 0;
+};
+
+struct NamedModel {
+  std::string name;
+  AdaptedModel adapted;
+};
+// The model as it is, the one with the method or adapter, and, where its encoding has an ablation, a third that lacks
+// its invariance. What is freshly made gets random values where it starts at zero, because it shows nothing yet.
+std::vector<NamedModel> shift_models(const ModelConfig& config, const ShiftModels& models);
+
+struct ShiftResult {
+  std::string model;
+  ShiftDifference added, shifted;  // by added_tokens and shifted_ids
+};
+std::vector<ShiftResult> measure_shifts(const std::vector<NamedModel>& models, const std::vector<std::int64_t>& tokens,
+                                        std::int64_t front, std::int64_t by);
+
+Json shift_json(const std::vector<ShiftResult>& results);
 
 }  // namespace tapetune

@@ -78,9 +78,10 @@ Field method_field(const MethodKey& key) {
     const std::string value = node.kind == Kind::scalar ? node.text : fmt::format("{}", fmt::join(*parts, ","));
     try {
       set_setting(recipe.method, key.section, key.key.name, value);
+    } catch (const SettingError& error) {
+      report(node, fmt::format("{}{}", name, error.rule()));
     } catch (const Error& error) {
-      const std::string prefix = name.substr(0, name.size() - key.key.name.size());
-      report(node, (error.text().starts_with(key.key.name) ? prefix : "") + std::string(error.text()));
+      report(node, std::string(error.text()));
     }
   };
   field.get = [key](Recipe& recipe) {

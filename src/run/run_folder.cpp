@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view step_prefix = "step-";
+constexpr std::string_view step_prefix = "step-", removed_mark = ".removed";
 // The first line of a run's recipe.yaml. A user's own recipe may begin with "# tapetune train ...", a copy of this file
 // has no lock beside it.
 constexpr std::string_view run_mark = "# written by tapetune train, which keeps this run's recipe here";
@@ -65,13 +65,14 @@ bool is_lock(const fs::path& file) {
   return first_line(file).find_first_not_of("0123456789") == std::string::npos;
 }
 
-// X of .X.partial-..., and of .X.removed; empty: neither.
-std::string partial_of(const std::string& name) {
-  if (!name.starts_with('.')) return "";
-  const std::size_t partial = name.find(".partial-", 1);
-  if (partial != std::string::npos) return name.substr(1, partial - 1);
-  constexpr std::string_view removed = ".removed";
-  return name.ends_with(removed) ? name.substr(1, name.size() - 1 - removed.size()) : "";
+// The name under which a checkpoint is removed: out of sight first.
+std::string removed_name(std::string_view checkpoint) { return fmt::format(".{}{}", checkpoint, removed_mark); }
+
+// What a file or folder that was left half-written, or half-removed, was to be; empty: it is neither.
+std::string unfinished_target(std::string_view name) {
+  if (auto target = partial_target(name)) return *target;
+  const bool removed = name.starts_with('.') && name.ends_with(removed_mark);
+  return removed ? std::string(name.substr(1, name.size() - 1 - removed_mark.size())) : "";
 }
 
 // What a killed run left half-written, by the names that a run gives to such files; all else is somebody's. Also what
@@ -81,7 +82,7 @@ void remove_partials(const fs::path& run) {
     std::error_code status;
     std::vector<fs::path> going;
     for (const auto& entry : fs::directory_iterator(folder, status)) {
-      const std::string target = partial_of(entry.path().filename().string());
+      const std::string target = unfinished_target(entry.path().filename().string());
       if (!target.empty() && ours(target)) going.push_back(entry.path());
     }
     for (const fs::path& path : going) fs::remove_all(path, status);
@@ -99,7 +100,7 @@ bool is_empty_folder(const fs::path& folder) {
   std::error_code status;
   if (!fs::is_directory(folder, status)) return false;
   for (const auto& entry : fs::directory_iterator(folder, status)) {
-    if (!step_in(partial_of(entry.path().filename().string()))) return false;
+    if (!step_in(unfinished_target(entry.path().filename().string()))) return false;
   }
   return !status;
 }
@@ -317,7 +318,7 @@ void RunFolder::save(std::int64_t step, std::int64_t keep, const std::function<v
   std::error_code ignored;
   for (std::size_t i = 0; i + static_cast<std::size_t>(std::max<std::int64_t>(1, keep)) < found.size(); ++i) {
     // Out of sight first: a kill while its files go one by one must not leave a part that looks like a checkpoint.
-    const fs::path going = path_ / "checkpoints" / fmt::format(".{}.removed", step_name(found[i].step));
+    const fs::path going = path_ / "checkpoints" / removed_name(step_name(found[i].step));
     fs::rename(found[i].folder, going, ignored);
     at_moment("remove");
     fs::remove_all(ignored ? found[i].folder : going, ignored);

@@ -6,6 +6,7 @@
 #include "adapters/checkpoints.h"
 #include "checkpoint/finite.h"
 #include "model/linear.h"
+#include "train/setup.h"
 
 namespace tapetune {
 
@@ -60,6 +61,30 @@ std::string bad_gradient(const std::vector<Parameter>& parameters) {
     if (has_nan_or_inf(p.value.grad())) return "the gradient of " + p.name;
   }
   return "";
+}
+
+void fail_not_finite(const TrainSetup& setup, std::int64_t step, const std::string& otherwise) {
+  if (const std::string name = bad_base_weight(setup.base); !name.empty()) {
+    throw_not_finite(
+        "train",
+        fmt::format("step {}: the base model's weight {} has NaN or Inf; {} is damaged, download or copy it again.",
+                    step, name, setup.base.path));
+  }
+  std::string name = bad_parameter(setup.adapted.parameters);
+  if (name.empty()) name = bad_gradient(setup.adapted.parameters);
+  std::string good;
+  if (setup.run) {
+    const auto last = setup.run->latest_finite();
+    good = fmt::format("; the last good checkpoint is {}", last ? last->folder.string() : "none yet");
+  }
+  throw_not_finite("train", fmt::format("step {}: {} is NaN or Inf{}. Try a smaller optimizer.lr.", step,
+                                        name.empty() ? otherwise : name, good));
+}
+
+void require_finite(const TrainSetup& setup, std::int64_t step) {
+  const std::string bad = bad_parameter(setup.adapted.parameters), moments = setup.optimizer.first_not_finite();
+  if (!setup.mesh.all_reduce(0, !bad.empty() || !moments.empty()).any) return;
+  fail_not_finite(setup, step, bad.empty() && !moments.empty() ? "the optimizer state of " + moments : "the update");
 }
 
 }  // namespace tapetune

@@ -23,4 +23,12 @@ std::string bad_base_weight(const BaseModel& base);
 std::string bad_parameter(const std::vector<Parameter>& parameters);
 std::string bad_gradient(const std::vector<Parameter>& parameters);
 
+// Training cannot go on at this step; names the weight, parameter or gradient that is NaN or Inf, or says `otherwise`,
+// and the last checkpoint without.
+struct TrainSetup;
+[[noreturn]] void fail_not_finite(const TrainSetup& setup, std::int64_t step, const std::string& otherwise);
+// What a step made, before it is saved: a gradient that is finite may still make parameters that are not. All ranks
+// agree, so that none waits for another.
+void require_finite(const TrainSetup& setup, std::int64_t step);
+
 }  // namespace tapetune
