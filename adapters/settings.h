@@ -26,6 +26,9 @@ struct Key {
   void (*check_word)(std::string_view word) = nullptr;
 };
 
+// Whether one of `others` has this key's name and another type.
+bool has_other_type(const Key& key, std::span<const Key> others);
+
 // A value from a command line or a recipe's scalar; lists as a,b. Fails with what the key takes.
 Json parse_value(const Key& key, std::string_view text);
 // The same from a file.

@@ -256,11 +256,17 @@ class Reader {
     });
   }
 
+  // The key that names a section's component.
+  static std::string choice_of(Section section) {
+    return section == Section::positions ? "positions.encoding"
+           : section == Section::adapter ? "adapter.type"
+                                         : "attention.pattern";
+  }
+
   // Which other keys there are depends on them.
   void choose_components(MethodOptions& method) {
-    for (const auto& [section, key] : {std::pair{Section::positions, "encoding"}, std::pair{Section::adapter, "type"},
-                                       std::pair{Section::attention, "pattern"}}) {
-      const std::string full = fmt::format("{}.{}", section_name(section), key);
+    for (const Section section : {Section::positions, Section::adapter, Section::attention}) {
+      const std::string full = choice_of(section), key(last_of(full));
       const auto found = entries_.find(full);
       if (found == entries_.end() || found->second.kind == Kind::null) continue;
       if (found->second.kind != Kind::scalar) {
@@ -293,7 +299,8 @@ class Reader {
     const std::string& name = field.key.name;
     const std::optional<Section> section = section_in_method(name);
     if (!section) return true;
-    if (bad_.contains(name)) return false;  // a component that there is not
+    // A component that there is not, and keys that it may have.
+    if (bad_.contains(name) || (*section != Section::top && bad_.contains(choice_of(*section)))) return false;
     if (find_key(recipe.method, *section, last_of(name)) != nullptr) return true;
     if (bad_.contains("method")) return false;
     report(node, "method " + no_setting(recipe.method, *section, last_of(name)));
@@ -303,7 +310,7 @@ class Reader {
   // Keys under adapter that no adapter has.
   void unknown_settings(const Recipe& recipe) {
     for (const auto& [name, node] : entries_) {
-      if (find_field(name) != nullptr) continue;
+      if (find_field(name) != nullptr || bad_.contains(choice_of(Section::adapter))) continue;
       const std::string setting = name.substr(std::string_view("adapter.").size());
       const auto elsewhere =
           std::ranges::find_if(method_keys_, [&](const MethodKey& key) { return key.key.name == setting; });
