@@ -75,6 +75,15 @@ const PositionComponent& position_component(const MethodOptions& options, const 
                                                                              : std::string_view(own));
 }
 
+void for_each_projection(const LlamaWeights& weights, const VisitProjection& visit) {
+  const auto layers = static_cast<std::int64_t>(weights.layers.size());
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const auto frozen = linears(weights.layers[static_cast<std::size_t>(i)]);
+    for (std::size_t p = 0; p < frozen.size(); ++p) visit(i, static_cast<Projection>(p), *frozen[p]);
+  }
+  visit(layers, Projection::head, weights.head);
+}
+
 std::string_view projection_name(Projection which) {
   return std::ranges::find(projections, which, &std::pair<Projection, std::string_view>::first)->second;
 }

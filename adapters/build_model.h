@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,6 +44,10 @@ AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const
 // The position encoding that a method gives a model of this config.
 struct PositionComponent;
 const PositionComponent& position_component(const MethodOptions& options, const ModelConfig& config);
+
+// Those of each layer in the order of Projection, then the head, whose layer is the number of layers.
+using VisitProjection = std::function<void(std::int64_t layer, Projection which, const Linear& frozen)>;
+void for_each_projection(const LlamaWeights& weights, const VisitProjection& visit);
 
 std::string_view projection_name(Projection which);  // "q", …, "lm_head"
 std::optional<Projection> find_projection(std::string_view name);

@@ -1,7 +1,8 @@
 // The components that a recipe may pick by name: adapters, position encodings and attention patterns. A new one is a
-// folder with a table entry; a program of one's own adds it to the registry before it calls run_cli.
+// folder with a table entry; a program of one's own adds it to the registry before it calls run_cli (cli/run.h).
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <map>
@@ -53,6 +54,7 @@ struct AdapterComponent : Component<Adapter> {
                                         const std::string& where) = nullptr;
   // The way back: what adapter_config.json says of the adapter itself.
   Json (*to_peft)(const Settings& settings) = nullptr;
+  bool peft_ties = false;  // PEFT's config has ensure_weight_tying, for embeddings that train and stay tied
   // Settings that earlier versions wrote and a new adapter may not have; null: none.
   void (*mend_earlier)(Settings& settings, const ModelConfig& model) = nullptr;
   // Drops what names single layers, for estimates on a model with fewer; null: nothing does.
@@ -83,10 +85,20 @@ class Registry {
  public:
   Registry(std::string_view kind, std::vector<C> built_in) : kind_(kind), all_(built_in.begin(), built_in.end()) {}
 
-  // Later ones follow the built-in ones. Fails where the name is taken.
+  // Later ones follow the built-in ones. Fails where the name is taken, where it cannot be made, and where a key has
+  // another type than another component's key of that name: a recipe has one table of keys.
   void add(C component) {
     if (get(component.name) != nullptr) {
       fail("component", "there is already {} \"{}\"; choose another name.", kind_, component.name);
+    }
+    if (component.make == nullptr) fail("component", "{} \"{}\" has no make; set it.", kind_, component.name);
+    for (const C& other : all_) {
+      for (const Key& key : component.keys) {
+        if (has_other_type(key, other.keys)) {
+          fail("component", "{} \"{}\": key {} is of another type than that of \"{}\"; choose another name.", kind_,
+               component.name, key.name, other.name);
+        }
+      }
     }
     all_.push_back(std::move(component));
   }
@@ -99,8 +111,9 @@ class Registry {
   // Fails with the nearest name where there is none such.
   const C& find(std::string_view name) const {
     if (const C* found = get(name)) return *found;
+    const std::string meant = did_you_mean(name, names());
     fail("method", "there is no {} \"{}\"; there are {}{}.", kind_, name, fmt::join(names(), ", "),
-         did_you_mean(name, names()));
+         meant.empty() ? "; if another program brings it, use that one" : meant);
   }
   std::vector<std::string_view> names() const {
     std::vector<std::string_view> names;

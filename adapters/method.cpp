@@ -485,7 +485,12 @@ ReadMethod method_from_json(const Json& json, std::string_view where) {
     if (json.contains(name) && json[name].is_object()) add(name + ".", json[name]);
   }
   add("", json);
-  ReadMethod read{parse_method(json["method"].get<std::string>(), overrides), version1};
+  ReadMethod read{{}, version1};
+  try {
+    read.options = parse_method(json["method"].get<std::string>(), overrides);
+  } catch (const Error& error) {
+    fail("adapter", "{}: {}", where, error.text());
+  }
   // Version 1 had no windows.
   if (version1) read.options.window = false;
   return read;

@@ -56,7 +56,8 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
   Json saved = Json::array();
   const bool tied = stays_tied(adapted);
   if (options.train_also.embeddings || tied) saved.push_back("embed_tokens");
-  if (options.train_also.head && !tied) saved.push_back("lm_head");
+  // Where PEFT cannot tie them, it loads both of the equal matrices.
+  if (tied ? !adapter.peft_ties : options.train_also.head) saved.push_back("lm_head");
   if (options.train_also.norms) {
     // PEFT goes by the last part of a module's name.
     std::vector<std::string> norms;
@@ -69,7 +70,7 @@ Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
     for (const std::string& norm : norms) saved.push_back(norm);
   }
   config["modules_to_save"] = saved.empty() ? Json() : saved;
-  config["ensure_weight_tying"] = tied;
+  if (adapter.peft_ties) config["ensure_weight_tying"] = tied;
   return config;
 }
 
@@ -84,13 +85,10 @@ const AdapterComponent& peft_component(const Json& config, const std::string& wh
   std::vector<std::string> own{"FULL", "BASE"};
   std::vector<std::string_view> known;
   for (const AdapterComponent& adapter : adapter_components().all()) {
-    if (adapter.from_peft == nullptr) {
-      own.push_back(upper(adapter.name));
-    } else if (adapter.peft_type == type) {
-      return adapter;
-    } else {
-      known.push_back(adapter.peft_type);
-    }
+    if (adapter.to_peft == nullptr) own.push_back(upper(adapter.name));
+    if (adapter.from_peft == nullptr) continue;
+    if (adapter.peft_type == type) return adapter;
+    known.push_back(adapter.peft_type);
   }
   for (const PositionComponent& encoding : position_components().all()) own.push_back(upper(encoding.name));
   if (std::ranges::find(own, type) != own.end()) {

@@ -63,6 +63,11 @@ std::vector<T> list(const Settings& settings, std::string_view key) {
 
 }  // namespace
 
+bool has_other_type(const Key& key, std::span<const Key> others) {
+  return std::ranges::any_of(others,
+                             [&](const Key& other) { return other.name == key.name && other.type != key.type; });
+}
+
 Json parse_value(const Key& key, std::string_view text) {
   switch (key.type) {
     case Key::Type::whole:

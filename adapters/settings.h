@@ -27,6 +27,9 @@ struct Key {
   void (*check_word)(std::string_view word) = nullptr;
 };
 
+// Whether one of `others` has this key's name and another type.
+bool has_other_type(const Key& key, std::span<const Key> others);
+
 // A value that a key does not take: "rank must be …".
 class SettingError : public Error {
  public:

@@ -43,6 +43,10 @@ const std::vector<Case>& cases() {
       {"tape, dynamic", "tape", {"scaling=dynamic", "factor=2", "width=2", "random_offset=true"}},
       {"tape, not equivariant", "tape", {"equivariant=false"}},
       {"dora on the head", "lora", {"rank=2", "dora=true", "targets=v,lm_head", "train_also=norms"}},
+      {"ia3 from outside", "none", {"adapter.type=ia3"}},
+      {"ia3 everywhere, and norms",
+       "none",
+       {"adapter.type=ia3", "adapter.targets=q,k,v,o,gate,up,down", "positions.encoding=alibi", "train_also=norms"}},
       {"full", "full", {}},
       {"full and tape", "full", {"positions.encoding=tape"}},
       {"full and lora", "full", {"rank=2"}},
@@ -295,6 +299,7 @@ TEST_CASE("methods: at the start the adapted model is the base model") {
   CHECK(largest_difference(start("lora", {"dora=true"}), expected) < 1e-5);
   CHECK(largest_difference(start("longlora", {}), expected) < 1e-6);
   CHECK(at::equal(start("full", {}), expected));
+  CHECK(at::equal(start("none", {"adapter.type=ia3"}), expected));
   CHECK(largest_difference(start("theta-scaling", {}), expected) > 1e-4);  // other angles are another model
 }
 

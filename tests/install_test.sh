@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# install_test.sh SOURCE BUILD: installs tapetune, builds the example of docs/library.md against the installed package as a
-# project of its own, and runs it.
+# install_test.sh SOURCE BUILD: installs tapetune, builds the example of docs/library.md and examples/own-method against the
+# installed package as projects of their own, and runs them.
 set -euo pipefail
 source=$1 build=$2
 work=$(mktemp -d)
@@ -27,3 +27,15 @@ json.dump(json.load(open(sys.argv[1]))["default"], open(sys.argv[2], "w"))
 PY
 "$work/app/build/app" "$work/model" | tee "$work/output"
 grep -q "61" "$work/output" # the vocabulary of the tiny model
+
+# A component from outside, in a program of its own; own_method_test.cpp has the rest of what it must do.
+cmake -S "$source/examples/own-method" -B "$work/own" -G Ninja -DCMAKE_PREFIX_PATH="$work/installed" >/dev/null
+cmake --build "$work/own"
+"$work/own/own-method" adapter "$work/model" --method none adapter.type=ia3 --out "$work/ia3"
+"$work/own/own-method" merge "$work/ia3" --model "$work/model" --out "$work/merged"
+"$work/installed/bin/tapetune" logits "$work/merged" --tokens 1,2,3 --out "$work/logits"
+if "$work/installed/bin/tapetune" logits "$work/model" --adapter "$work/ia3" --tokens 1,2,3 --out "$work/refused" 2>"$work/error"; then
+  echo "tapetune itself took an adapter that it does not have"
+  exit 1
+fi
+grep -q 'there is no adapter "ia3"' "$work/error"

@@ -86,6 +86,7 @@ const std::vector<std::pair<std::string, Words>>& plain_methods() {
       {"lora", {"scaling=linear", "factor=2", "train_also=embeddings,norms,lm_head"}},
       {"lora", {"scaling=yarn", "factor=4"}},
       {"longlora", {"train_also=embeddings,norms"}},
+      {"none", {"adapter.type=ia3", "train_also=embeddings,norms,lm_head"}},
       {"theta-scaling", {"theta=1e6"}},
       {"theta-scaling", {"scaling=linear", "factor=2", "train_also=embeddings,norms"}},
       {"full", {"scaling=dynamic", "factor=2"}},

@@ -25,6 +25,7 @@ namespace tapetune::test {
 namespace fs = std::filesystem;
 
 const char* const tapetune_binary = TAPETUNE_BINARY;
+const char* const own_method_binary = TAPETUNE_OWN_METHOD;
 const char* const source_folder = TAPETUNE_SOURCE;
 
 TempFolder::TempFolder() {
@@ -61,21 +62,21 @@ void redirect(const fs::path& file, std::FILE* stream) {
   if (std::freopen(file.c_str(), "w", stream) == nullptr) ::_exit(126);
 }
 
-void exec_binary(std::vector<std::string> words, const std::function<void()>& before) {
+void exec_binary(std::vector<std::string> words, const std::function<void()>& before, const char* binary) {
 #ifndef TAPETUNE_CUDA
   ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // else a note about a GPU that this build cannot use
 #endif
   if (before) before();
-  std::vector<char*> argv{const_cast<char*>(tapetune_binary)};
+  std::vector<char*> argv{const_cast<char*>(binary)};
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  ::execv(tapetune_binary, argv.data());
+  ::execv(binary, argv.data());
   ::_exit(127);
 }
 
-pid_t start(const std::vector<std::string>& words, const std::function<void()>& before) {
+pid_t start(const std::vector<std::string>& words, const std::function<void()>& before, const char* binary) {
   const pid_t child = ::fork();
-  if (child == 0) exec_binary(words, before);
+  if (child == 0) exec_binary(words, before, binary);
   return child;
 }
 
@@ -94,14 +95,17 @@ std::optional<std::string> on_terminal(const std::vector<std::string>& words, co
   return text;
 }
 
-RunResult run(const std::vector<std::string>& words, const std::function<void()>& before) {
+RunResult run(const std::vector<std::string>& words, const std::function<void()>& before, const char* binary) {
   const TempFolder folder;
   const fs::path out = folder / "out", err = folder / "err";
-  const pid_t child = start(words, [&] {
-    if (before) before();
-    redirect(out, stdout);
-    redirect(err, stderr);
-  });
+  const pid_t child = start(
+      words,
+      [&] {
+        if (before) before();
+        redirect(out, stdout);
+        redirect(err, stderr);
+      },
+      binary);
   int status = 0;
   rusage used{};
   ::wait4(child, &status, 0, &used);
@@ -117,11 +121,14 @@ bool has_address_sanitizer() {
 #endif
 }
 
-bool killed_at(const std::string& moment, const std::vector<std::string>& words) {
-  const pid_t child = start(words, [&] {
-    ::setenv("TAPETUNE_STOP_AT", moment.c_str(), 1);
-    redirect("/dev/null", stdout);
-  });
+bool killed_at(const std::string& moment, const std::vector<std::string>& words, const char* binary) {
+  const pid_t child = start(
+      words,
+      [&] {
+        ::setenv("TAPETUNE_STOP_AT", moment.c_str(), 1);
+        redirect("/dev/null", stdout);
+      },
+      binary);
   int status = 0;
   ::waitpid(child, &status, WUNTRACED);
   if (!WIFSTOPPED(status)) return false;

@@ -40,7 +40,8 @@ std::string read_file(const std::filesystem::path& path);
 // Every file below a folder with its bytes.
 std::map<std::string, std::string> contents(const std::filesystem::path& folder);
 
-extern const char* const tapetune_binary;  // what is tested
+extern const char* const tapetune_binary;    // what is tested
+extern const char* const own_method_binary;  // the program of examples/own-method
 extern const char* const source_folder;
 
 struct RunResult {
@@ -55,19 +56,22 @@ bool has_address_sanitizer();
 
 // In a child, before it becomes another program.
 void redirect(const std::filesystem::path& file, std::FILE* stream);
-// In a child: becomes the tapetune binary with these words; `before` runs first (limits, namespaces, where its output
-// goes).
-[[noreturn]] void exec_binary(std::vector<std::string> words, const std::function<void()>& before = {});
+// In a child: becomes the tapetune binary, or another, with these words; `before` runs first (limits, namespaces, where
+// its output goes).
+[[noreturn]] void exec_binary(std::vector<std::string> words, const std::function<void()>& before = {},
+                              const char* binary = tapetune_binary);
 // Starts it as a child.
-pid_t start(const std::vector<std::string>& words, const std::function<void()>& before = {});
+pid_t start(const std::vector<std::string>& words, const std::function<void()>& before = {},
+            const char* binary = tapetune_binary);
 // The same to its end.
-RunResult run(const std::vector<std::string>& words, const std::function<void()>& before = {});
+RunResult run(const std::vector<std::string>& words, const std::function<void()>& before = {},
+              const char* binary = tapetune_binary);
 
 // The same on a pseudoterminal: what it prints there, or nothing where none can be opened.
 std::optional<std::string> on_terminal(const std::vector<std::string>& words, const std::function<void()>& before);
 
 // Whether the binary with these words reaches a moment of core/moment.h, as "file:2"; it is killed there.
-bool killed_at(const std::string& moment, const std::vector<std::string>& words);
+bool killed_at(const std::string& moment, const std::vector<std::string>& words, const char* binary = tapetune_binary);
 
 // Whether this holds within a minute; it is asked every millisecond.
 bool comes_true(const std::function<bool()>& holds);

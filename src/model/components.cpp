@@ -9,7 +9,6 @@ std::vector<at::Tensor> Adapter::project(const Call& call, const at::Tensor& x) 
 }
 
 std::optional<Adapter::Merge> Adapter::merge(std::string_view, const FindTrained&) const { return std::nullopt; }
-Json Adapter::peft_config() const { return {}; }
 bool Adapter::draws() const { return false; }
 double Adapter::saved_numbers(std::int64_t) const { return 0; }
 

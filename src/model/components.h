@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "checkpoint/folder.h"
-#include "core/json.h"
 #include "kernels/visible.h"
 #include "model/linear.h"
 #include "model/training.h"
@@ -44,24 +43,25 @@ class Adapter {
   struct Call {
     std::int64_t layer;                 // the number of layers for the head
     std::span<const Projection> which;  // they read the same input
-    std::span<const Linear> frozen;
-    const Training* training;  // null in evaluation
-    bool gradients_only;       // only gradients will be asked for, not the values
+    std::span<const Linear> frozen;     // one each, gathered where the base is sharded
+    const Training* training;           // null in evaluation
+    bool gradients_only;                // only gradients will be asked for, not the values
   };
+  // One each, in x's dtype. Called again where a layer is recomputed, and must then give the same.
   virtual std::vector<at::Tensor> project(const Call& call, const at::Tensor& x) const;
 
   // How trained tensors become part of a tensor of the base: rows to rows, because not all adapters add a difference.
+  // Asked for every tensor that the model has, biases too; none: the tensor stays as it is.
   struct Merge {
     std::vector<std::string> uses;                                         // names of the trained tensors
-    std::function<at::Tensor(at::Tensor rows, std::int64_t begin)> apply;  // f32 rows of the base -> merged
+    std::function<at::Tensor(at::Tensor rows, std::int64_t begin)> apply;  // rows of the base, f32 or f64 -> merged
   };
   virtual std::optional<Merge> merge(std::string_view base_tensor, const FindTrained& trained) const;
 
-  // PEFT's adapter_config.json, without what trains beside the adapter; null: PEFT has no such adapter.
-  virtual Json peft_config() const;
   // Whether training draws random numbers.
   virtual bool draws() const;
-  // Numbers per token that a layer keeps for its backward on account of the adapter; for estimates.
+  // Numbers per token that a layer keeps for its backward on account of the adapter, besides the inputs of the
+  // projections whose tensors it trains; for estimates.
   virtual double saved_numbers(std::int64_t layer) const;
 };
 

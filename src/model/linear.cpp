@@ -243,4 +243,8 @@ std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const
   return out;
 }
 
+at::Tensor project(const Linear& linear, const at::Tensor& x, bool gradients_only) {
+  return project({&linear, 1}, {}, x, gradients_only)[0];
+}
+
 }  // namespace tapetune

@@ -26,6 +26,9 @@ at::Tensor apply(const Linear& linear, const at::Tensor& x);
 std::vector<at::Tensor> project(std::span<const Linear> linears, std::span<const LoraWeights> added,
                                 const at::Tensor& x, bool gradients_only = false);
 
+// One of them with nothing added: for adapters that work around the frozen projection by operations of autograd.
+at::Tensor project(const Linear& linear, const at::Tensor& x, bool gradients_only = false);
+
 // The dtype to multiply in: x's, or f32 where this CPU is slow at it.
 at::ScalarType arithmetic_dtype(const at::Tensor& x);
 

@@ -44,11 +44,17 @@ bool chooses_components(const Entries& entries) {
   });
 }
 
+// The key that names a section's component.
+std::string choice_of(Section section) {
+  return section == Section::positions ? "positions.encoding"
+         : section == Section::adapter ? "adapter.type"
+                                       : "attention.pattern";
+}
+
 // Which other keys there are depends on them.
 void choose_components(MethodOptions& method, Entries& entries) {
-  for (const auto& [section, key] : {std::pair{Section::positions, "encoding"}, std::pair{Section::adapter, "type"},
-                                     std::pair{Section::attention, "pattern"}}) {
-    const std::string full = fmt::format("{}.{}", section_name(section), key);
+  for (const Section section : {Section::positions, Section::adapter, Section::attention}) {
+    const std::string full = choice_of(section), key(last_of(full));
     const auto found = entries.given.find(full);
     if (found == entries.given.end() || found->second.kind == Kind::null) continue;
     if (found->second.kind != Kind::scalar) {
@@ -104,7 +110,8 @@ bool has_place(const Recipe& recipe, Entries& entries, const Field& field, const
   const std::string& name = field.key.name;
   const std::optional<Section> section = section_in_method(name);
   if (!section) return true;
-  if (entries.is_bad(name)) return false;  // a component that there is not
+  // A component that there is not, and keys that it may have.
+  if (entries.is_bad(name) || (*section != Section::top && entries.is_bad(choice_of(*section)))) return false;
   if (find_key(recipe.method, *section, last_of(name)) != nullptr) return true;
   if (entries.is_bad("method")) return false;
   entries.report(node, "method " + no_setting(recipe.method, *section, last_of(name)));
@@ -115,7 +122,7 @@ bool has_place(const Recipe& recipe, Entries& entries, const Field& field, const
 void report_unknown_settings(const Recipe& recipe, Entries& entries) {
   const std::vector<MethodKey> keys = method_keys();
   for (const auto& [name, node] : entries.given) {
-    if (find_field(name) != nullptr) continue;
+    if (find_field(name) != nullptr || entries.is_bad(choice_of(Section::adapter))) continue;
     const std::string setting = name.substr(adapter_prefix.size());
     const auto elsewhere = std::ranges::find_if(keys, [&](const MethodKey& key) { return key.key.name == setting; });
     if (elsewhere != keys.end()) {

@@ -161,7 +161,7 @@ class LoraAdapter final : public Adapter {
         continue;
       }
       const at::Tensor scale = stretch(frozen, lora, x);
-      out[i] = out[i] + (scale - 1) * tapetune::project({&direction, 1}, {}, dropped)[0] + scale * low;
+      out[i] = out[i] + (scale - 1) * tapetune::project(direction, dropped) + scale * low;
     }
     return out;
   }
@@ -257,11 +257,7 @@ std::shared_ptr<const Adapter> make_lora(const Settings& settings, ModelBuilder&
     lora.squares = frozen.weight.detach().to(dtype).square().sum(1);
     lora.magnitude = train(magnitude_name, lora.squares.sqrt());
   };
-  for (std::int64_t i = 0; i < layers; ++i) {
-    const auto frozen = linears(std::as_const(model.weights.layers[static_cast<std::size_t>(i)]));
-    for (std::size_t p = 0; p < frozen.size(); ++p) add(i, static_cast<Projection>(p), *frozen[p]);
-  }
-  add(layers, Projection::head, model.weights.head);
+  for_each_projection(model.weights, add);
   if (model.components.parameters.size() == before && !(places.layers.empty() && places.excluded.empty())) {
     fail("method", "layers_to_transform and exclude_modules leave no projection with LoRA matrices; widen them.");
   }
@@ -367,6 +363,7 @@ AdapterComponent lora_component() {
   component.not_chosen = "has no LoRA matrices unless it is given a rank; add rank=8, or drop the settings of LoRA.";
   component.peft_type = "LORA";
   component.to_peft = lora_to_peft;
+  component.peft_ties = true;
   component.from_peft = lora_from_peft;
   component.mend_earlier = mend_lora;
   component.for_all_layers = for_all_layers;
