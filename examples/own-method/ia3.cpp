@@ -20,7 +20,7 @@ bool scales_input(Projection which) { return which == Projection::down; }
 
 class Ia3Adapter final : public Adapter {
  public:
-  // Undefined: the projection is as it was.
+  // Projections that are not scaled have none.
   at::Tensor& vector(std::int64_t layer, Projection which) { return vectors_[{layer, which}]; }
 
   std::vector<at::Tensor> project(const Call& call, const at::Tensor& x) const override {
