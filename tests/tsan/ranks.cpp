@@ -49,7 +49,7 @@ void exchange(World& world) {
 void share_gradients(World& world) {
   std::vector<Parameter> parameters;
   for (int i = 0; i < 6; ++i) {
-    parameters.push_back({fmt::format("model.layers.{}.x", i), at::full({20000}, 0.5F).requires_grad_(true)});
+    parameters.push_back({fmt::format("model.layers.{}.x", i), at::full({20000}, 0.5F).requires_grad_(true), ""});
   }
   DataParallel gradients(parameters, world.group("gradients"));
   for (int step = 0; step < 5; ++step) {
