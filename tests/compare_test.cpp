@@ -6,14 +6,16 @@
 #include <sstream>
 
 #include "catch.h"
+#include "compare/comparison.h"
+#include "compare/eval_file.h"
+#include "compare/positions.h"
 #include "core/error.h"
 #include "core/json.h"
 #include "data/token_file.h"
 #include "report/chart.h"
-#include "report/comparison.h"
-#include "report/eval_file.h"
 #include "report/page.h"
-#include "report/positions.h"
+#include "report/paper.h"
+#include "report/tables.h"
 #include "support.h"
 
 namespace compare_test {
@@ -520,6 +522,7 @@ TEST_CASE("chart files: columns are named for what they hold, each once") {
     Entry entry;
     entry.name = entry.method = method;
     const bool base = comparison.entries.empty();
+    entry.positions_change = !base;
     entry.perplexity = {{{16, 8, 1, 1, 0, base ? 4.0 : 5.0, {}}, {64, 32, 1, 1, 0, base ? 400.0 : 4.5, {}}}};
     for (int step = 1; !base && step <= 600; ++step) entry.losses.push_back({step, step % 2 == 0 ? 1.0 : 3.0});
     entry.layers = {{2.5, {{1, 0}, {0.5, 1}}}, {3.5, {{1, 0}, {0.25, 1}}}};

@@ -69,31 +69,39 @@ std::int64_t held_out_begin(const TokenFile& file, double share, std::int64_t co
   return (windows - std::min(windows, std::max<std::int64_t>(1, held_out))) * context;
 }
 
+void PerplexityRun::require_fits(const TokenRange& data, const PerplexityOptions& options) { parts_of(data, options); }
+
 PerplexityRun::PerplexityRun(const Llama& model, TokenRange data, const PerplexityOptions& options)
-    : model_(model), data_(std::move(data)), options_(options) {
-  check_options(options);
-  for (const std::int64_t context : options.contexts) parts_.push_back(part_of(context));
+    : model_(model), data_(std::move(data)), options_(options), parts_(parts_of(data_, options)) {
   data_hash_ = hash_of(data_);
 }
 
-PerplexityRun::Part PerplexityRun::part_of(std::int64_t context) const {
-  const std::int64_t size = data_.size;
+std::vector<PerplexityRun::Part> PerplexityRun::parts_of(const TokenRange& data, const PerplexityOptions& options) {
+  check_options(options);
+  std::vector<Part> parts;
+  for (const std::int64_t context : options.contexts) parts.push_back(part_of(data, options, context));
+  return parts;
+}
+
+PerplexityRun::Part PerplexityRun::part_of(const TokenRange& data, const PerplexityOptions& options,
+                                           std::int64_t context) {
+  const std::int64_t size = data.size;
   if (size < context + 1) {
     fail("eval",
          "{}: {} tokens are too few for one window of context {}, which needs {}; give more text or a context of at "
          "most {}.",
-         data_.file.path().string(), size, context, context + 1, size - 1);
+         data.file.path().string(), size, context, context + 1, size - 1);
   }
   Part part{};
   part.context = part.length = context;
-  switch (options_.protocol) {
+  switch (options.protocol) {
     case Protocol::longlora:
-      part.stride = options_.stride > 0 ? options_.stride : std::min(paper_stride, context);
+      part.stride = options.stride > 0 ? options.stride : std::min(paper_stride, context);
       part.windows = ceil_div(size - context, part.stride);  // begin below size - context, as the papers' scripts do
       part.length = context - 1;  // their windows have `context` tokens together with the last target
       break;
     case Protocol::sliding:
-      part.stride = options_.stride > 0 ? options_.stride : (context + 1) / 2;
+      part.stride = options.stride > 0 ? options.stride : (context + 1) / 2;
       part.windows = 1 + ceil_div(size - 1 - context, part.stride);
       break;
     case Protocol::blocks:
@@ -101,8 +109,8 @@ PerplexityRun::Part PerplexityRun::part_of(std::int64_t context) const {
       part.windows = (size - 1) / context;
       break;
   }
-  part.bucket_sums.resize(static_cast<std::size_t>(options_.buckets));
-  part.bucket_tokens.resize(static_cast<std::size_t>(options_.buckets));
+  part.bucket_sums.resize(static_cast<std::size_t>(options.buckets));
+  part.bucket_tokens.resize(static_cast<std::size_t>(options.buckets));
   return part;
 }
 
@@ -291,7 +299,7 @@ void PerplexityRun::restore(const Json& state) {
   }
   const auto known = std::find_if(parts.begin(), parts.end(), [](const Part& p) { return p.scored > 0; });
   if (known != parts.end()) {
-    check_fingerprint(known->first, score_windows(part_of(known->context), 0).at("loss_sum"));
+    check_fingerprint(known->first, score_windows(part_of(data_, options_, known->context), 0).at("loss_sum"));
   }
   parts_ = std::move(parts);
   others_ = std::move(others);

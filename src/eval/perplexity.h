@@ -64,7 +64,9 @@ struct ContextPerplexity {
 
 class PerplexityRun {
  public:
-  // The model must outlive it. Fails where a setting or the length of the text allows no window.
+  // Fails where a setting or the length of the text allows no window.
+  static void require_fits(const TokenRange& data, const PerplexityOptions& options);
+  // The model must outlive it. Fails as require_fits does.
   PerplexityRun(const Llama& model, TokenRange data, const PerplexityOptions& options);
 
   static constexpr std::string_view kind = "perplexity", unit = "tokens";
@@ -95,7 +97,8 @@ class PerplexityRun {
   struct Window {
     std::int64_t begin, from;  // first token, and the place of the first target that counts
   };
-  Part part_of(std::int64_t context) const;
+  static Part part_of(const TokenRange& data, const PerplexityOptions& options, std::int64_t context);
+  static std::vector<Part> parts_of(const TokenRange& data, const PerplexityOptions& options);
   Window window(const Part& part, std::int64_t index) const;
   std::int64_t windows_at_once(const Part& part) const;
   Json common_settings() const;
