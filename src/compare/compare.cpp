@@ -69,7 +69,7 @@ Comparison described(const std::vector<NamedRecipe>& recipes, const Prepared& pr
   result.seed = first.seed;
   result.protocol = options.plan.protocol;
   result.contexts = prepared.data.contexts;
-  for (const Text& text : prepared.data.texts) result.texts.push_back(text.about);
+  for (const EvalText& text : prepared.data.texts) result.texts.push_back(text.about);
   result.differences = differing_settings(recipes);
   result.positions = position_groups(recipes, result.base_config.rope);
   result.date = utc_time();

@@ -56,7 +56,8 @@ std::int64_t count_parameters(const AdaptedModel& adapted) {
 }  // namespace
 
 void require_measurable(const EvalPlan& plan, const EvalData& data, const Llama& model) {
-  for (const Text& text : data.texts) PerplexityRun::require_fits(text.range, perplexity_options(plan, data.contexts));
+  for (const EvalText& text : data.texts)
+    PerplexityRun::require_fits(text.range, perplexity_options(plan, data.contexts));
   if (!plan.passkey) return;
   if (!known_vocabulary(data.tokenizer)) {
     fail("compare",

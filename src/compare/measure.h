@@ -19,7 +19,7 @@ namespace tapetune {
 // What all models are measured on.
 struct EvalData {
   std::filesystem::path tokenizer;  // folder
-  std::vector<Text> texts;
+  std::vector<EvalText> texts;
   std::vector<std::int64_t> contexts;
 };
 

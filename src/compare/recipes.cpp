@@ -7,6 +7,7 @@
 #include "adapters/checkpoints.h"
 #include "core/error.h"
 #include "recipe/shipped.h"
+#include "train/inputs.h"
 #include "train/run_folder.h"
 
 namespace tapetune {

@@ -46,12 +46,12 @@ std::vector<std::string> text_paths(const EvalPlan& plan, const Recipe& recipe) 
   return paths;
 }
 
-Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit) {
+EvalText open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit) {
   const std::optional<TrainingData> source = find_training_data(recipe, path);
   const bool trained_on = source && source->whole;
   const TokenFile file = open_tokens(trained_on ? token_path(recipe, source->index) : fs::path(path),
                                      known_vocabulary(base.tokenizer), base.config);
-  Text text{{fs::path(path).stem().string(), path, 0, 0, trained_on}, {file, 0, file.size()}, ""};
+  EvalText text{{fs::path(path).stem().string(), path, 0, 0, trained_on}, {file, 0, file.size()}, ""};
   if (trained_on) {
     text.range.begin = held_out_begin(file, recipe.held_out, recipe.context);
     text.range.size -= text.range.begin;
@@ -64,11 +64,13 @@ Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& b
   return text;
 }
 
-std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t trained, const std::vector<Text>& texts) {
+std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t trained,
+                                          const std::vector<EvalText>& texts) {
   if (!plan.contexts.empty()) return plan.contexts;
   std::vector<std::int64_t> contexts;
   for (std::int64_t context = std::max<std::int64_t>(2, trained / 8); context <= 2 * trained; context *= 2) {
-    const bool fits = std::all_of(texts.begin(), texts.end(), [&](const Text& t) { return t.range.size > context; });
+    const bool fits =
+        std::all_of(texts.begin(), texts.end(), [&](const EvalText& t) { return t.range.size > context; });
     if (fits) contexts.push_back(context);
     if (!fits) warn("skipping context {}: a text has fewer tokens", context);
   }

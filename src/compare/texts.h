@@ -13,7 +13,7 @@
 
 namespace tapetune {
 
-struct Text {
+struct EvalText {
   ComparedText about;
   TokenRange range;
   std::string hash;
@@ -24,10 +24,11 @@ struct Text {
 std::vector<std::string> text_paths(const EvalPlan& plan, const Recipe& recipe);
 
 // All of a file; of one that is trained on, the part that is held out. recipe: with its text packed.
-Text open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit);
+EvalText open_text(const std::string& path, const Recipe& recipe, const BaseModel& base, std::int64_t limit);
 
 // The plan's contexts; by default powers of two times an eighth of the training context, up to twice that context, as
 // far as the texts are long enough.
-std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t trained, const std::vector<Text>& texts);
+std::vector<std::int64_t> choose_contexts(const EvalPlan& plan, std::int64_t trained,
+                                          const std::vector<EvalText>& texts);
 
 }  // namespace tapetune
