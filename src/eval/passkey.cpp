@@ -221,7 +221,7 @@ TokenIds PasskeyRun::continuation(const PasskeyTrial& trial) {
   return {text.begin() + trial.tokens, text.end()};
 }
 
-Json PasskeyRun::score(std::int64_t ahead) {
+std::optional<TokenIds> PasskeyRun::score(std::int64_t ahead) {
   for (const PasskeyTrial& trial : trials_) {
     if (trial.answer || ahead-- > 0) continue;
     TokenIds answer = continuation(trial);
@@ -231,10 +231,11 @@ Json PasskeyRun::score(std::int64_t ahead) {
   return {};
 }
 
-void PasskeyRun::take(const Json& found) {
+void PasskeyRun::take(const std::optional<TokenIds>& found) {
+  if (!found) return;
   const auto next = std::find_if(trials_.begin(), trials_.end(), [](const PasskeyTrial& t) { return !t.answer; });
   if (next == trials_.end()) throw std::out_of_range("more than all trials");
-  next->answer = found.get<TokenIds>();
+  next->answer = found;
 }
 
 std::int64_t PasskeyRun::done() const {

@@ -75,10 +75,11 @@ class PasskeyRun {
   PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const PasskeyOptions& options);
 
   static constexpr std::string_view kind = "passkey", unit = "trials";
-  // The answer to the next trial, or to one so many behind it; null where there is none.
-  Json score(std::int64_t ahead);
+  using Found = TokenIds;
+  // The answer to the next trial, or to one so many behind it; none where there is none.
+  std::optional<Found> score(std::int64_t ahead);
   // Enters that to the next one.
-  void take(const Json& found);
+  void take(const std::optional<Found>& found);
   std::int64_t total() const { return static_cast<std::int64_t>(trials_.size()); }
   std::int64_t done() const;
   std::vector<PasskeyCell> results() const;  // by length, then depth; of the trials so far
