@@ -6,7 +6,7 @@
 #include "checkpoint/writer.h"
 #include "core/json.h"
 #include "data/token_file.h"
-#include "report/comparison.h"
+#include "report/tables.h"
 #include "support.h"
 #include "training_setup.h"
 

@@ -4,8 +4,9 @@
 #include <csignal>
 
 #include "catch.h"
+#include "compare/recipes.h"
 #include "core/error.h"
-#include "report/compare.h"
+#include "report/report.h"
 #include "support.h"
 
 namespace output_test {

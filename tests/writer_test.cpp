@@ -1,4 +1,6 @@
 #include "checkpoint/writer.h"
+
+#include "adapters/checkpoints.h"
 #include "catch.h"
 #include "checkpoint/checkpoint.h"
 #include "core/json.h"
@@ -105,6 +107,38 @@ TEST_CASE("sizes are decimal") {
     INFO(bad);
     CHECK_THROWS_WITH(parse_size(bad), Contains("is not a size"));
   }
+}
+
+TEST_CASE("the writer takes tensors in parts, and refuses too few or too many rows") {
+  const TempFolder folder;
+  const ModelConfig config = random_config(true);
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<PlannedTensor> plan;
+  for (const auto& [name, tensor] : named_weights(config, random_weights(config, at::kFloat))) {
+    tensors[name] = tensor;
+    plan.push_back({name, at::kFloat, tensor.sizes().vec()});
+  }
+  const auto parts = [&](std::int64_t missing) {
+    return [&, missing](const std::string& name, const PutRows& put) {
+      const at::Tensor& whole = tensors.at(name);
+      for (std::int64_t i = 0; i < whole.size(0) - missing; i += 3) {
+        put(whole.narrow(0, i, std::min<std::int64_t>(3, whole.size(0) - missing - i)));
+      }
+      if (missing < 0) put(whole.narrow(0, 0, 1));
+    };
+  };
+  stream_checkpoint(folder / "out", config, plan, parts(0));
+  const Checkpoint written = open_checkpoint(folder / "out");
+  for (const auto& [name, tensor] : tensors) CHECK(at::equal(written.tensor(name), tensor));
+  CHECK_THROWS_WITH(stream_checkpoint(folder / "few", config, plan, parts(1)),
+                    Contains("model.embed_tokens.weight: planned as [61, 32], but given as [60, 32]"));
+  CHECK_FALSE(fs::exists(folder / "few"));
+  const auto twice = [&](const std::string& name, const PutRows& put) {
+    put(tensors.at(name));
+    put(tensors.at(name));
+  };
+  CHECK_THROWS_WITH(stream_checkpoint(folder / "many", config, plan, twice), Contains("but given as [122, 32]"));
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
 }  // namespace writer_test

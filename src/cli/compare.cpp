@@ -1,4 +1,4 @@
-#include "report/compare.h"
+#include "compare/compare.h"
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -9,6 +9,8 @@
 #include "cli/run_distributed.h"
 #include "cli/verbs.h"
 #include "core/output.h"
+#include "report/report.h"
+#include "report/tables.h"
 
 namespace tapetune::cli {
 

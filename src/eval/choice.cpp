@@ -74,6 +74,12 @@ std::pair<std::size_t, std::size_t> chosen(const ChoiceQuestion& question, const
   return {best, best_norm};
 }
 
+void to_json(Json& json, const ScoredChoices& scored) {
+  json = {{"log_likelihoods", scored.log_likelihoods}, {"shortened", scored.shortened}};
+}
+
+void from_json(const Json& json, ScoredChoices& scored) { scored = {json.at("log_likelihoods"), json.at("shortened")}; }
+
 ChoiceRun::ChoiceRun(const Llama& model, const Tokenizer& tokenizer, ChoiceTask task)
     : model_(model), tokenizer_(tokenizer), task_(std::move(task)) {
   TokenIds tokens = tokenizer.encode_prompt(task_.questions.at(0).text);
@@ -112,7 +118,7 @@ void ChoiceRun::make_room(std::int64_t tokens) {
   held_.reset();
 }
 
-Json ChoiceRun::answer(const ChoiceQuestion& question) {
+ScoredChoices ChoiceRun::answer(const ChoiceQuestion& question) {
   const std::vector<Row> rows = rows_of(question);
   std::int64_t shared = rows[0].first, longest = 0;
   for (const Row& row : rows) {
@@ -162,22 +168,22 @@ Json ChoiceRun::answer(const ChoiceQuestion& question) {
     }
   }
   const bool shortened = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.shortened; });
-  return {{"log_likelihoods", likely}, {"shortened", shortened}};
+  return {likely, shortened};
 }
 
-Json ChoiceRun::score(std::int64_t ahead) {
+std::optional<ScoredChoices> ChoiceRun::score(std::int64_t ahead) {
   const std::int64_t next = done() + ahead;
   if (next >= total()) return {};
   const c10::NoGradGuard evaluation;
   return answer(task_.questions[static_cast<std::size_t>(next)]);
 }
 
-void ChoiceRun::take(const Json& found) {
-  auto likely = found.at("log_likelihoods").get<std::vector<double>>();
-  const bool shortened = found.at("shortened").get<bool>();
-  if (likely.size() != task_.questions.at(likely_.size()).choices.size()) throw std::out_of_range("choices");
-  likely_.push_back(std::move(likely));
-  if (shortened) ++shortened_;
+void ChoiceRun::take(const std::optional<ScoredChoices>& found) {
+  if (!found) return;
+  const ChoiceQuestion& question = task_.questions.at(likely_.size());
+  if (found->log_likelihoods.size() != question.choices.size()) throw std::out_of_range("choices");
+  likely_.push_back(found->log_likelihoods);
+  if (found->shortened) ++shortened_;
 }
 
 ChoiceResults ChoiceRun::results() const {

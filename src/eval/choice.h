@@ -30,16 +30,25 @@ struct ChoiceResults {
   std::vector<ChoiceScore> groups, parts;
 };
 
+// What the model makes of a question's choices.
+struct ScoredChoices {
+  std::vector<double> log_likelihoods;
+  bool shortened = false;  // the question was longer than the model's context
+};
+void to_json(Json& json, const ScoredChoices& scored);
+void from_json(const Json& json, ScoredChoices& scored);
+
 class ChoiceRun {
  public:
   // Model and tokenizer must outlive it.
   ChoiceRun(const Llama& model, const Tokenizer& tokenizer, ChoiceTask task);
 
   static constexpr std::string_view kind = "choice", unit = "questions";
-  // The log-likelihoods of the next question's choices, or of one's so many behind it; null where there is none.
-  Json score(std::int64_t ahead);
+  using Found = ScoredChoices;
+  // Those of the next question, or of one so many behind it; none where there is none.
+  std::optional<Found> score(std::int64_t ahead);
   // Enters those of the next one.
-  void take(const Json& found);
+  void take(const std::optional<Found>& found);
   std::int64_t total() const { return static_cast<std::int64_t>(task_.questions.size()); }
   std::int64_t done() const { return static_cast<std::int64_t>(likely_.size()); }
   ChoiceResults results() const;  // of the questions so far
@@ -64,7 +73,7 @@ class ChoiceRun {
     bool shortened;
   };
   std::vector<Row> rows_of(const ChoiceQuestion& question) const;
-  Json answer(const ChoiceQuestion& question);
+  ScoredChoices answer(const ChoiceQuestion& question);
   void make_room(std::int64_t tokens);
 
   const Llama& model_;

@@ -101,15 +101,79 @@ bool PasskeyJudge::is_correct(const TokenIds& answer, const std::string& key) co
   return found.starts_with(key) && (found.size() == key.size() || found[key.size()] < '0' || found[key.size()] > '9');
 }
 
+namespace {
+
+std::vector<std::optional<double>> depths_of(const PasskeyOptions& options) {
+  if (options.depths.empty()) return {std::nullopt};
+  return {options.depths.begin(), options.depths.end()};
+}
+
+// Of prompts with their answers, in tokens.
+struct PromptLengths {
+  const PasskeyOptions& options;
+  const Tokenizer& tokenizer;
+  const PasskeyJudge& judge;
+
+  std::int64_t of(std::int64_t garbage, std::int64_t trial, std::optional<double> depth) const {
+    const PasskeyPrompt prompt = passkey_prompt(garbage, options.seed + static_cast<std::uint32_t>(trial), depth);
+    return static_cast<std::int64_t>(tokenizer.encode_prompt(prompt.text).size()) + judge.tokens(prompt.key);
+  }
+  std::int64_t of_first(std::int64_t garbage) const { return of(garbage, 0, depths_of(options).front()); }
+  std::int64_t longest(std::int64_t garbage) const {
+    std::int64_t most = 0;
+    for (const auto& depth : depths_of(options)) {
+      for (std::int64_t i = 0; i < options.trials; ++i) most = std::max(most, of(garbage, i, depth));
+    }
+    return most;
+  }
+};
+
+void require_room(const PromptLengths& lengths, std::int64_t context) {
+  if (const std::int64_t least = lengths.longest(1); least > context) {
+    fail("eval",
+         "a context of {} is too short: the prompt alone, without filler text, takes {} tokens; give a longer one.",
+         context, least);
+  }
+}
+
+std::int64_t fitting_garbage(const PromptLengths& lengths, std::int64_t context) {
+  require_room(lengths, context);
+  std::int64_t fits = 1, beyond = 2;
+  while (lengths.of_first(beyond) <= context) fits = std::exchange(beyond, beyond * 2);
+  while (beyond - fits > 1) {
+    const std::int64_t middle = (fits + beyond) / 2;
+    (lengths.of_first(middle) <= context ? fits : beyond) = middle;
+  }
+  // The other trials have numbers and places of their own, which move it by a few tokens.
+  for (std::int64_t over = 0; fits > 1 && (over = lengths.longest(fits) - context) > 0;) {
+    fits = std::max<std::int64_t>(1, fits - over);
+  }
+  return fits;
+}
+
+double finite_fingerprint(const Llama& model, const Tokenizer& tokenizer) {
+  const double found = fingerprint(model, tokenizer.encode_prompt(task));
+  require_finite_fingerprint(found);
+  return found;
+}
+
+}  // namespace
+
+void PasskeyRun::require_fits(const Llama& model, const Tokenizer& tokenizer, const PasskeyOptions& options) {
+  check_options(options);
+  const PasskeyJudge judge(tokenizer);
+  for (const std::int64_t context : options.contexts) require_room({options, tokenizer, judge}, context);
+  finite_fingerprint(model, tokenizer);
+}
+
 PasskeyRun::PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const PasskeyOptions& options)
     : model_(model), tokenizer_(tokenizer), options_(options), judge_(tokenizer) {
   check_options(options);
-  depths_.assign(options.depths.begin(), options.depths.end());
-  if (depths_.empty()) depths_.emplace_back();
   if (options.contexts.empty()) {
     for (const std::int64_t garbage : paper_lengths(options.interval, options.max_tokens)) add_cells(garbage, {});
   }
-  for (const std::int64_t context : options.contexts) add_cells(fitting_garbage(context), context);
+  const PromptLengths lengths{options_, tokenizer_, judge_};
+  for (const std::int64_t context : options.contexts) add_cells(fitting_garbage(lengths, context), context);
 
   // A prompt shares all before its number with each whose number comes later, whatever their lengths.
   const auto planned = [&](const PasskeyTrial& trial) {
@@ -118,45 +182,11 @@ PasskeyRun::PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const Pas
   std::stable_sort(trials_.begin(), trials_.end(), [&](const PasskeyTrial& a, const PasskeyTrial& b) {
     return std::pair(planned(a), a.before) < std::pair(planned(b), b.before);
   });
-  fingerprint_ = tapetune::fingerprint(model, tokenizer.encode_prompt(task));
-  require_finite_fingerprint(fingerprint_);
-}
-
-// Tokens of a prompt with its answer: of the first trial, or at most.
-std::int64_t PasskeyRun::longest(std::int64_t garbage, bool all) const {
-  std::int64_t most = 0;
-  for (const auto& depth : depths_) {
-    for (std::int64_t i = 0; i < options_.trials; ++i) {
-      const PasskeyPrompt prompt = passkey_prompt(garbage, options_.seed + static_cast<std::uint32_t>(i), depth);
-      const auto tokens = static_cast<std::int64_t>(tokenizer_.encode_prompt(prompt.text).size());
-      most = std::max(most, tokens + judge_.tokens(prompt.key));
-      if (!all) return most;
-    }
-  }
-  return most;
-}
-
-std::int64_t PasskeyRun::fitting_garbage(std::int64_t context) const {
-  if (const std::int64_t least = longest(1, true); least > context) {
-    fail("eval",
-         "a context of {} is too short: the prompt alone, without filler text, takes {} tokens; give a longer one.",
-         context, least);
-  }
-  std::int64_t fits = 1, beyond = 2;
-  while (longest(beyond, false) <= context) fits = std::exchange(beyond, beyond * 2);
-  while (beyond - fits > 1) {
-    const std::int64_t middle = (fits + beyond) / 2;
-    (longest(middle, false) <= context ? fits : beyond) = middle;
-  }
-  // The other trials have numbers and places of their own, which move it by a few tokens.
-  for (std::int64_t over = 0; fits > 1 && (over = longest(fits, true) - context) > 0;) {
-    fits = std::max<std::int64_t>(1, fits - over);
-  }
-  return fits;
+  fingerprint_ = finite_fingerprint(model, tokenizer);
 }
 
 void PasskeyRun::add_cells(std::int64_t garbage, std::optional<std::int64_t> context) {
-  for (const auto& depth : depths_) {
+  for (const auto& depth : depths_of(options_)) {
     check_interrupted();
     PasskeyCell cell{context, garbage, depth, 0, 0, 0, 0};
     for (std::int64_t i = 0; i < options_.trials; ++i) {
@@ -191,7 +221,7 @@ TokenIds PasskeyRun::continuation(const PasskeyTrial& trial) {
   return {text.begin() + trial.tokens, text.end()};
 }
 
-Json PasskeyRun::score(std::int64_t ahead) {
+std::optional<TokenIds> PasskeyRun::score(std::int64_t ahead) {
   for (const PasskeyTrial& trial : trials_) {
     if (trial.answer || ahead-- > 0) continue;
     TokenIds answer = continuation(trial);
@@ -201,10 +231,11 @@ Json PasskeyRun::score(std::int64_t ahead) {
   return {};
 }
 
-void PasskeyRun::take(const Json& found) {
+void PasskeyRun::take(const std::optional<TokenIds>& found) {
+  if (!found) return;
   const auto next = std::find_if(trials_.begin(), trials_.end(), [](const PasskeyTrial& t) { return !t.answer; });
   if (next == trials_.end()) throw std::out_of_range("more than all trials");
-  next->answer = found.get<TokenIds>();
+  next->answer = found;
 }
 
 std::int64_t PasskeyRun::done() const {

@@ -69,14 +69,17 @@ struct PasskeyTrial {
 
 class PasskeyRun {
  public:
-  // Model and tokenizer must outlive it. Fails where a setting allows no prompt.
+  // Fails where a setting allows no prompt, or the model computes NaN or Inf.
+  static void require_fits(const Llama& model, const Tokenizer& tokenizer, const PasskeyOptions& options);
+  // Model and tokenizer must outlive it. Fails as require_fits does.
   PasskeyRun(const Llama& model, const Tokenizer& tokenizer, const PasskeyOptions& options);
 
   static constexpr std::string_view kind = "passkey", unit = "trials";
-  // The answer to the next trial, or to one so many behind it; null where there is none.
-  Json score(std::int64_t ahead);
+  using Found = TokenIds;
+  // The answer to the next trial, or to one so many behind it; none where there is none.
+  std::optional<Found> score(std::int64_t ahead);
   // Enters that to the next one.
-  void take(const Json& found);
+  void take(const std::optional<Found>& found);
   std::int64_t total() const { return static_cast<std::int64_t>(trials_.size()); }
   std::int64_t done() const;
   std::vector<PasskeyCell> results() const;  // by length, then depth; of the trials so far
@@ -95,8 +98,6 @@ class PasskeyRun {
   void restore(const Json& state);
 
  private:
-  std::int64_t longest(std::int64_t garbage, bool all) const;
-  std::int64_t fitting_garbage(std::int64_t context) const;
   void add_cells(std::int64_t garbage, std::optional<std::int64_t> context);
   TokenIds continuation(const PasskeyTrial& trial);
   std::string name(const PasskeyTrial& trial) const;
@@ -105,7 +106,6 @@ class PasskeyRun {
   const Tokenizer& tokenizer_;
   PasskeyOptions options_;
   PasskeyJudge judge_;
-  std::vector<std::optional<double>> depths_;
   std::vector<PasskeyCell> cells_;
   std::vector<PasskeyTrial> trials_;  // in the order that shares most
   std::optional<PrefixReader> reader_;

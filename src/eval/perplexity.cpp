@@ -69,31 +69,52 @@ std::int64_t held_out_begin(const TokenFile& file, double share, std::int64_t co
   return (windows - std::min(windows, std::max<std::int64_t>(1, held_out))) * context;
 }
 
+void to_json(Json& json, const ScoredWindows& scored) {
+  json = {{"windows", scored.windows},
+          {"tokens", scored.tokens},
+          {"loss_sum", scored.loss_sum},
+          {"bucket_loss_sums", scored.bucket_loss_sums},
+          {"bucket_tokens", scored.bucket_tokens}};
+}
+
+void from_json(const Json& json, ScoredWindows& scored) {
+  scored = {json.at("windows"), json.at("tokens"), json.at("loss_sum"), json.at("bucket_loss_sums"),
+            json.at("bucket_tokens")};
+}
+
+void PerplexityRun::require_fits(const TokenRange& data, const PerplexityOptions& options) { parts_of(data, options); }
+
 PerplexityRun::PerplexityRun(const Llama& model, TokenRange data, const PerplexityOptions& options)
-    : model_(model), data_(std::move(data)), options_(options) {
-  check_options(options);
-  for (const std::int64_t context : options.contexts) parts_.push_back(part_of(context));
+    : model_(model), data_(std::move(data)), options_(options), parts_(parts_of(data_, options)) {
   data_hash_ = hash_of(data_);
 }
 
-PerplexityRun::Part PerplexityRun::part_of(std::int64_t context) const {
-  const std::int64_t size = data_.size;
+std::vector<PerplexityRun::Part> PerplexityRun::parts_of(const TokenRange& data, const PerplexityOptions& options) {
+  check_options(options);
+  std::vector<Part> parts;
+  for (const std::int64_t context : options.contexts) parts.push_back(part_of(data, options, context));
+  return parts;
+}
+
+PerplexityRun::Part PerplexityRun::part_of(const TokenRange& data, const PerplexityOptions& options,
+                                           std::int64_t context) {
+  const std::int64_t size = data.size;
   if (size < context + 1) {
     fail("eval",
          "{}: {} tokens are too few for one window of context {}, which needs {}; give more text or a context of at "
          "most {}.",
-         data_.file.path().string(), size, context, context + 1, size - 1);
+         data.file.path().string(), size, context, context + 1, size - 1);
   }
   Part part{};
   part.context = part.length = context;
-  switch (options_.protocol) {
+  switch (options.protocol) {
     case Protocol::longlora:
-      part.stride = options_.stride > 0 ? options_.stride : std::min(paper_stride, context);
+      part.stride = options.stride > 0 ? options.stride : std::min(paper_stride, context);
       part.windows = ceil_div(size - context, part.stride);  // begin below size - context, as the papers' scripts do
       part.length = context - 1;  // their windows have `context` tokens together with the last target
       break;
     case Protocol::sliding:
-      part.stride = options_.stride > 0 ? options_.stride : (context + 1) / 2;
+      part.stride = options.stride > 0 ? options.stride : (context + 1) / 2;
       part.windows = 1 + ceil_div(size - 1 - context, part.stride);
       break;
     case Protocol::blocks:
@@ -101,8 +122,8 @@ PerplexityRun::Part PerplexityRun::part_of(std::int64_t context) const {
       part.windows = (size - 1) / context;
       break;
   }
-  part.bucket_sums.resize(static_cast<std::size_t>(options_.buckets));
-  part.bucket_tokens.resize(static_cast<std::size_t>(options_.buckets));
+  part.bucket_sums.resize(static_cast<std::size_t>(options.buckets));
+  part.bucket_tokens.resize(static_cast<std::size_t>(options.buckets));
   return part;
 }
 
@@ -117,7 +138,7 @@ std::int64_t PerplexityRun::windows_at_once(const Part& part) const {
   return std::max<std::int64_t>(1, options_.tokens_at_once / part.length);
 }
 
-Json PerplexityRun::score_windows(const Part& part, std::int64_t first) const {
+ScoredWindows PerplexityRun::score_windows(const Part& part, std::int64_t first) const {
   const c10::NoGradGuard evaluation;
   const std::int64_t rows = std::min(windows_at_once(part), part.windows - first), length = part.length;
   const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
@@ -140,10 +161,10 @@ Json PerplexityRun::score_windows(const Part& part, std::int64_t first) const {
   const at::Tensor losses =
       token_losses(model_, rows == 1 ? states[0] : at::cat(states), at::cat(targets)).to(at::kCPU, at::kDouble);
   const double* loss = losses.const_data_ptr<double>();
-  double sum = 0;
-  std::int64_t tokens = 0;
-  std::vector<double> bucket_sums(part.bucket_sums.size());
-  std::vector<std::int64_t> bucket_tokens(part.bucket_tokens.size());
+  ScoredWindows scored;
+  scored.windows = rows;
+  scored.bucket_loss_sums.resize(part.bucket_sums.size());
+  scored.bucket_tokens.resize(part.bucket_tokens.size());
   for (const Window& each : windows) {
     for (std::int64_t place = each.from; place < length; ++place, ++loss) {
       if (!std::isfinite(*loss)) {
@@ -152,22 +173,18 @@ Json PerplexityRun::score_windows(const Part& part, std::int64_t first) const {
              "f32).",
              part.context, data_.begin + each.begin + place + 1);
       }
-      sum += *loss;
+      scored.loss_sum += *loss;
       if (options_.buckets == 0) continue;
       const auto bucket = static_cast<std::size_t>(place * options_.buckets / length);
-      bucket_sums[bucket] += *loss;
-      ++bucket_tokens[bucket];
+      scored.bucket_loss_sums[bucket] += *loss;
+      ++scored.bucket_tokens[bucket];
     }
-    tokens += length - each.from;
+    scored.tokens += length - each.from;
   }
-  return {{"windows", rows},
-          {"tokens", tokens},
-          {"loss_sum", sum},
-          {"bucket_loss_sums", bucket_sums},
-          {"bucket_tokens", bucket_tokens}};
+  return scored;
 }
 
-Json PerplexityRun::score(std::int64_t ahead) const {
+std::optional<ScoredWindows> PerplexityRun::score(std::int64_t ahead) const {
   for (const Part& part : parts_) {
     const std::int64_t at_once = windows_at_once(part), left = ceil_div(part.windows - part.scored, at_once);
     if (ahead < left) return score_windows(part, part.scored + ahead * at_once);
@@ -176,20 +193,19 @@ Json PerplexityRun::score(std::int64_t ahead) const {
   return {};
 }
 
-void PerplexityRun::take(const Json& found) {
+void PerplexityRun::take(const std::optional<ScoredWindows>& found) {
+  if (!found) return;
   const auto next = std::find_if(parts_.begin(), parts_.end(), [](const Part& p) { return p.scored < p.windows; });
   if (next == parts_.end()) throw std::out_of_range("more than all windows");
   Part& part = *next;
-  const double sum = found.at("loss_sum");
-  const auto windows = found.at("windows").get<std::int64_t>();
-  if (windows < 1 || windows > part.windows - part.scored) throw std::out_of_range("windows");
-  if (part.scored == 0) part.first = sum;
-  part.sum += sum;
-  part.scored += windows;
-  part.tokens += found.at("tokens").get<std::int64_t>();
+  if (found->windows < 1 || found->windows > part.windows - part.scored) throw std::out_of_range("windows");
+  if (part.scored == 0) part.first = found->loss_sum;
+  part.sum += found->loss_sum;
+  part.scored += found->windows;
+  part.tokens += found->tokens;
   for (std::size_t b = 0; b < part.bucket_sums.size(); ++b) {
-    part.bucket_sums[b] += found.at("bucket_loss_sums").at(b).get<double>();
-    part.bucket_tokens[b] += found.at("bucket_tokens").at(b).get<std::int64_t>();
+    part.bucket_sums[b] += found->bucket_loss_sums.at(b);
+    part.bucket_tokens[b] += found->bucket_tokens.at(b);
   }
 }
 
@@ -291,7 +307,7 @@ void PerplexityRun::restore(const Json& state) {
   }
   const auto known = std::find_if(parts.begin(), parts.end(), [](const Part& p) { return p.scored > 0; });
   if (known != parts.end()) {
-    check_fingerprint(known->first, score_windows(part_of(known->context), 0).at("loss_sum"));
+    check_fingerprint(known->first, score_windows(part_of(data_, options_, known->context), 0).loss_sum);
   }
   parts_ = std::move(parts);
   others_ = std::move(others);

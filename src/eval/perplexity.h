@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,16 +63,29 @@ struct ContextPerplexity {
   std::vector<BucketLoss> buckets;
 };
 
+// Windows that were computed together.
+struct ScoredWindows {
+  std::int64_t windows = 0, tokens = 0;
+  double loss_sum = 0;
+  std::vector<double> bucket_loss_sums;
+  std::vector<std::int64_t> bucket_tokens;
+};
+void to_json(Json& json, const ScoredWindows& scored);
+void from_json(const Json& json, ScoredWindows& scored);
+
 class PerplexityRun {
  public:
-  // The model must outlive it. Fails where a setting or the length of the text allows no window.
+  // Fails where a setting or the length of the text allows no window.
+  static void require_fits(const TokenRange& data, const PerplexityOptions& options);
+  // The model must outlive it. Fails as require_fits does.
   PerplexityRun(const Llama& model, TokenRange data, const PerplexityOptions& options);
 
   static constexpr std::string_view kind = "perplexity", unit = "tokens";
-  // The losses of the next windows, or of those so many steps behind them; null where there are none.
-  Json score(std::int64_t ahead) const;
-  // Adds those of the next windows.
-  void take(const Json& found);
+  using Found = ScoredWindows;
+  // The next windows, or those so many steps behind them; none where there are none.
+  std::optional<Found> score(std::int64_t ahead) const;
+  // Adds the next windows.
+  void take(const std::optional<Found>& found);
   std::int64_t total() const;  // tokens that go through the model, over all contexts
   std::int64_t done() const;
   std::vector<ContextPerplexity> results() const;  // a context each, of what was scored so far
@@ -95,12 +109,13 @@ class PerplexityRun {
   struct Window {
     std::int64_t begin, from;  // first token, and the place of the first target that counts
   };
-  Part part_of(std::int64_t context) const;
+  static Part part_of(const TokenRange& data, const PerplexityOptions& options, std::int64_t context);
+  static std::vector<Part> parts_of(const TokenRange& data, const PerplexityOptions& options);
   Window window(const Part& part, std::int64_t index) const;
   std::int64_t windows_at_once(const Part& part) const;
   Json common_settings() const;
-  // Windows that are computed together, from this one on: the sums that Part has, as JSON.
-  Json score_windows(const Part& part, std::int64_t first) const;
+  // From this window on.
+  ScoredWindows score_windows(const Part& part, std::int64_t first) const;
 
   const Llama& model_;
   TokenRange data_;

@@ -78,7 +78,7 @@ template <typename Run>
 void take_from(Run& run, std::size_t rank, const Json& found) {
   if (found.is_null()) return;
   try {
-    run.take(found);
+    run.take(found.get<typename Run::Found>());
   } catch (const std::exception&) {
     fail_unfit(rank);
   }
@@ -86,7 +86,8 @@ void take_from(Run& run, std::size_t rank, const Json& found) {
 
 // To the end, with progress; saved now and then, when interrupted, and at the end. Run has
 //   kind, unit      what it is called, and what it counts
-//   score(ahead)    what the model makes of the next piece of work, or of one so many behind it; null: there is none
+//   Found           what the model makes of a piece of work, with to_json and from_json for the other ranks
+//   score(ahead)    that of the next piece, or of one so many behind it; none: there is none
 //   take(found)     enters it, piece by piece in their order: so the results do not depend on the number of ranks;
 //                   throws where it does not fit, as another rank's may
 //   settings(), fingerprint()   what it depends on: the same on all ranks
@@ -118,7 +119,8 @@ auto finish(Run& run, const ResumeFile& resume_file = {}) {
         run.take(run.score(0));
       } else {
         world->begin_step(before);
-        const std::vector<Json> all = share_found(*world, run.score(world->rank()));
+        const std::optional<typename Run::Found> own = run.score(world->rank());
+        const std::vector<Json> all = share_found(*world, own ? Json(*own) : Json());
         for (std::size_t r = 0; r < all.size(); ++r) take_from(run, r, all[r]);
       }
       progress.advance(static_cast<std::uint64_t>(run.done() - before));

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "compare/comparison.h"
 #include "report/chart.h"
-#include "report/comparison.h"
 
 namespace tapetune {
 

@@ -8,6 +8,8 @@
 
 #include "core/digits.h"
 #include "report/figures.h"
+#include "report/paper.h"
+#include "report/tables.h"
 
 namespace tapetune {
 
@@ -252,7 +254,7 @@ std::string cost_table(const Comparison& c) {
              grouped(c.tokens_per_step), escaped(training_machines(c)));
 }
 
-bool has_positions(const Entry& entry) { return entry.method == "tape" && entry.layers.size() > 1; }
+bool has_positions(const Entry& entry) { return entry.positions_change && entry.layers.size() > 1; }
 
 bool has_passkey(const Comparison& c) {
   return std::any_of(c.entries.begin(), c.entries.end(), [](const Entry& entry) { return !entry.passkey.empty(); });

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "report/comparison.h"
+#include "compare/comparison.h"
 
 namespace tapetune {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "report/compare.h"
+#include "compare/compare.h"
 
 namespace tapetune {
 
@@ -17,6 +17,9 @@ bool positions_are_method(const Recipe& recipe, const RopeConfig& base);
 // One group for each distinct position scaling and theta, without recipes whose positions are their method; `base` is
 // the base model's. A recipe whose theta is its method is grouped by its scaling alone.
 std::vector<PositionGroup> position_groups(const std::vector<NamedRecipe>& recipes, const RopeConfig& base);
+
+// The recipe with the lowest perplexity of those whose positions can be given to others.
+const NamedRecipe& best_positions(const std::vector<NamedRecipe>& recipes, const Comparison& result);
 
 // The command that compares the recipes of these groups, all with the positions of `like`, which is one of them, in
 // folders beside `options.out`; three lines for a shell. Where thetas differ too, it leaves out theta-scaling.

@@ -1,4 +1,4 @@
-#include "report/eval_file.h"
+#include "compare/eval_file.h"
 
 #include <algorithm>
 #include <array>

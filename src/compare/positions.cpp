@@ -1,9 +1,10 @@
-#include "report/positions.h"
+#include "compare/positions.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
 
 #include "core/shell.h"
 
@@ -76,6 +77,17 @@ std::vector<PositionGroup> position_groups(const std::vector<NamedRecipe>& recip
     }
   }
   return groups;
+}
+
+const NamedRecipe& best_positions(const std::vector<NamedRecipe>& recipes, const Comparison& result) {
+  const std::size_t context = headline_context(result);
+  const auto rank = [&](const NamedRecipe& recipe) {
+    const Entry& entry = result.entries[static_cast<std::size_t>(&recipe - recipes.data()) + 1];  // the base is first
+    return std::tuple(positions_are_method(recipe.recipe, result.base_config.rope), theta_is_method(recipe.recipe),
+                      entry.perplexity[0][context].perplexity);
+  };
+  return *std::min_element(recipes.begin(), recipes.end(),
+                           [&](const NamedRecipe& a, const NamedRecipe& b) { return rank(a) < rank(b); });
 }
 
 std::string equal_positions_command(const std::vector<NamedRecipe>& recipes, const NamedRecipe& like,

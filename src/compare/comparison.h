@@ -1,13 +1,11 @@
-// The results of a comparison, and their tables.
+// The results of a comparison: what was trained and measured, and where.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "checkpoint/config.h"
-#include "core/json.h"
 #include "eval/layers.h"
 #include "eval/perplexity.h"
 
@@ -44,6 +42,7 @@ struct Entry {
   Cost cost;
   std::vector<RetrievalCell> passkey;  // empty: not measured
   std::vector<LayerPicture> layers;
+  bool positions_change = false;  // from layer to layer
 };
 
 struct ComparedText {
@@ -93,30 +92,5 @@ double best_perplexity(const Comparison& comparison, std::size_t text, std::size
 
 // "AMD EPYC 7763, 2 cores, 8 GB, 2 threads", and " on each of 4 ranks".
 std::string machine_text(const std::string& machine, int threads, int ranks);
-
-// One sentence about how perplexity was measured.
-std::string protocol_sentence(const Comparison& comparison);
-// How the recipes' positions differ: "lora, tape: yarn scaling, factor 4; longlora: linear scaling, factor 4".
-std::string position_differences(const Comparison& comparison);
-
-Json results_json(const Comparison& comparison);
-std::string results_csv(const Comparison& comparison);
-std::string cost_csv(const Comparison& comparison);
-std::string markdown(const Comparison& comparison);
-
-// A row of the TAPE paper's table for Llama-2 7B at 8192 tokens.
-struct PaperRow {
-  std::string_view text, method;
-  double perplexity[4];
-};
-constexpr std::int64_t paper_contexts[4] = {1024, 2048, 4096, 8192};
-// Empty for any other base model or training context.
-std::vector<PaperRow> paper_rows(const Comparison& comparison);
-// The paper's numbers at its longest context, as columns beside ours: their headings, and an entry's cells.
-std::vector<std::string> paper_headings(const Comparison& comparison);
-std::vector<std::string> paper_cells(const Comparison& comparison, const Entry& entry);
-
-// 4.024, 31.79, 512.3: four significant digits.
-std::string shown_perplexity(double value);
 
 }  // namespace tapetune
