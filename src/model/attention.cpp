@@ -177,7 +177,15 @@ struct Attention : Function<Attention> {
 };
 
 // N queries at the end of M keys, all rows alike.
-AttentionOutput attend(const Operands& in, const Call& call) {
+// Without a window as long as all keys, which hides none: what it does not change must not depend on it.
+Call without_idle_window(Call call, std::int64_t keys) {
+  if (call.exchange) keys *= call.exchange->size;
+  if (call.scores.visible.window >= keys) call.scores.visible.window = 0;
+  return call;
+}
+
+AttentionOutput attend(const Operands& in, const Call& given_call) {
+  const Call call = without_idle_window(given_call, in.k.size(1));
   const bool simple = call.scores.visible.plain() && !in.bias.defined() && !call.exchange &&
                       (in.q.size(1) == in.k.size(1) || in.q.size(1) == 1);
   if (simple && call.work != at::kFloat) {  // ATen's own fused attention where it can do all of it

@@ -104,6 +104,7 @@ class Trainer {
       say(fmt::format("tapetune {} on {} ({}): {}, {}, {}", version, host_name(), machine_name(),
                       counted(at::get_num_threads(), "thread"), counted(world.size(), "rank"), world.device().str()));
       warn_of_small_disk(run_disk(adapted_, recipe_), recipe_);
+      note_windows_off(base_.config, recipe.method);
       if (!run_->latest()) {
         for (const std::string& each : adapted_.notes) note("{}", each);
         warn_beyond_scaling(base_.config, adapted_.model.config(), recipe.context);
