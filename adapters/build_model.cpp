@@ -5,6 +5,7 @@
 #include "adapters/component.h"
 #include "adapters/train_also.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace tapetune {
 
@@ -58,14 +59,6 @@ void set_positions(const MethodOptions& options, const PositionComponent& encodi
   model.config.position = encoding.name;
 }
 
-void clear_windows(ModelBuilder& model) {
-  std::int64_t window = 0;
-  for (LayerSpec& layer : model.config.layer_specs) window = std::max(window, std::exchange(layer.window, 0));
-  if (window == 0) return;
-  model.notes.push_back(fmt::format(
-      "the model's sliding window of {} tokens is off (attention.window: none): attention is full", window));
-}
-
 }  // namespace
 
 const PositionComponent& position_component(const MethodOptions& options, const ModelConfig& config) {
@@ -109,6 +102,12 @@ at::Tensor ModelBuilder::train(const std::string& name, const at::Tensor& start,
   return value;
 }
 
+void note_windows_off(const ModelConfig& base, const MethodOptions& options) {
+  if (options.window || base.longest_window() == 0) return;
+  note("the model's sliding window of {} tokens is off (attention.window: none): attention is full",
+       base.longest_window());
+}
+
 AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
                    at::ScalarType dtype, std::uint64_t seed, std::optional<at::Device> device) {
   check_method(options, {.heads = config.heads, .base_trains = options.train_also.all});
@@ -116,7 +115,7 @@ AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const
   model.trained_options =
       weights.embedding.options().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad(false);
   if (device) model.trained_options = model.trained_options.device(*device);
-  if (!options.window) clear_windows(model);
+  for (LayerSpec& layer : model.config.layer_specs) layer.window = options.window ? layer.window : 0;
   // In this order, which is that of random draws, of parameters on disk, and of sums over their gradients.
   set_positions(options, position_component(options, config), model);
   model.components.adapter = adapter_components().find(options.adapter.type).make(options.adapter, model);

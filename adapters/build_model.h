@@ -41,6 +41,9 @@ struct AdaptedModel {
 AdaptedModel adapt(const ModelConfig& config, const LlamaWeights& weights, const MethodOptions& options,
                    at::ScalarType dtype, std::uint64_t seed = 0, std::optional<at::Device> device = std::nullopt);
 
+// Says so where a method turns off the windows that its base has: the methods of version 1 do.
+void note_windows_off(const ModelConfig& base, const MethodOptions& options);
+
 // The position encoding that a method gives a model of this config.
 struct PositionComponent;
 const PositionComponent& position_component(const MethodOptions& options, const ModelConfig& config);

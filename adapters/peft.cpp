@@ -176,6 +176,7 @@ AdaptedModel load_adapter(const ModelConfig& config, const LlamaWeights& weights
                           at::ScalarType dtype) {
   AdaptedModel adapted = adapt(config, weights, adapter_options(config, folder), dtype);
   restore_parameters(adapted, weights, folder);
+  note_windows_off(config, adapted.options);
   return adapted;
 }
 

@@ -20,6 +20,8 @@ struct Case {
   std::string name, method;
   std::vector<std::string> words;
   std::vector<std::int64_t> windows = {};  // of the model's layers; empty: none
+  bool qk_norm = false;
+  std::int64_t unrotated = -1;  // this layer does not rotate; -1: all do
   bool has_tape() const {
     return method == "tape" || std::ranges::find(words, "positions.encoding=tape") != words.end();
   }
@@ -55,13 +57,21 @@ const std::vector<Case>& cases() {
       {"lora in windows", "lora", {"rank=2"}, {5, 0, 3}},
       {"longlora in windows", "longlora", {"rank=2"}, {5, 0, 3}},
       {"tape in windows", "tape", {"train_also=norms"}, {5, 3, 0}},
-      {"alibi in windows, everything trains", "full", {"positions.encoding=alibi"}, {5, 4, 3}}};
+      {"alibi in windows, everything trains", "full", {"positions.encoding=alibi"}, {5, 4, 3}},
+      {"q and k norms, everything trains", "full", {}, {}, true},
+      {"lora and norms, q and k norms", "lora", {"rank=2", "train_also=norms"}, {}, true},
+      {"tape, q and k norms", "tape", {"train_also=norms"}, {}, true},
+      {"a layer without rotation and with a window, everything trains", "full", {}, {0, 5, 0}, false, 1},
+      {"lora, a layer without rotation", "lora", {"rank=2"}, {0, 0, 0}, false, 1},
+      {"tape through a layer without rotation", "tape", {}, {0, 0, 0}, false, 1}};
   return all;
 }
 
 ModelConfig config_of(const Case& which, bool tied) {
   ModelConfig config = random_config(tied);
+  config.qk_norm = which.qk_norm;
   for (const std::int64_t window : which.windows) config.layer_specs.push_back({true, window});
+  if (which.unrotated >= 0) config.layer_specs.at(static_cast<std::size_t>(which.unrotated)).rotates = false;
   return config;
 }
 
@@ -452,7 +462,7 @@ TEST_CASE("trainable parameters are chosen by structure, and counted as the pape
   weights.embedding = empty({32000, 4096});
   const Linear square{empty({4096, 4096}), {}}, wide{empty({11008, 4096}), {}}, back{empty({4096, 11008}), {}};
   for (int i = 0; i < 32; ++i) {
-    weights.layers.push_back({empty({4096}), square, square, square, square, empty({4096}), wide, wide, back});
+    weights.layers.push_back({empty({4096}), square, square, square, square, {}, {}, empty({4096}), wide, wide, back});
   }
   weights.norm = empty({4096});
   weights.head = {empty({32000, 4096}), {}};

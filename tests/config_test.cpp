@@ -27,13 +27,102 @@ TEST_CASE("what config.json leaves out is what transformers assumes") {
   const ModelConfig mistral = parse(R"({"architectures": ["MistralForCausalLM"], "sliding_window": null})");
   CHECK(mistral.kv_heads == 8);
   CHECK(mistral.context == 131072);
-  CHECK_FALSE(mistral.sliding_window);
-  CHECK(parse(R"({"architectures": ["MistralForCausalLM"]})").sliding_window == 4096);
+  CHECK(mistral.longest_window() == 0);
+  CHECK(parse(R"({"architectures": ["MistralForCausalLM"]})").layer(31).window == 4096);
   CHECK(parse(R"({"architectures": ["MistralForCausalLM"], "num_key_value_heads": null})").kv_heads == 32);
   const ModelConfig qwen = parse(R"({"model_type": "qwen2", "eos_token_id": [5, 6]})");
   CHECK(qwen.qkv_bias);
   CHECK_FALSE(qwen.output_bias);
   CHECK(qwen.eos == std::vector<std::int64_t>{5, 6});
+}
+
+TEST_CASE("each layer has the window that transformers gives it") {
+  const auto windows = [](const std::string& architecture, const std::string& more) {
+    const ModelConfig config = parse(fmt::format(
+        R"({{"architectures": ["{}ForCausalLM"], "num_hidden_layers": 4, "max_position_embeddings": 64{}}})",
+        architecture, more));
+    std::vector<std::int64_t> all;
+    for (std::int64_t i = 0; i < config.layers; ++i) all.push_back(config.layer(i).window);
+    return all;
+  };
+  using Windows = std::vector<std::int64_t>;
+  const Windows none(4, 0);
+  CHECK(windows("Llama", R"(, "sliding_window": 8)") == none);
+  CHECK(windows("Mistral", R"(, "sliding_window": 8)") == Windows(4, 8));
+  CHECK(windows("Mistral", R"(, "sliding_window": 100)") == Windows(4, 100));  // beyond the context, for longer texts
+  CHECK(windows("Mistral", R"(, "sliding_window": null)") == none);
+  for (const std::string qwen : {"Qwen2", "Qwen3"}) {
+    CHECK(windows(qwen, R"(, "sliding_window": 8)") == none);
+    CHECK(windows(qwen, R"(, "sliding_window": 8, "use_sliding_window": true)") == none);  // of layers from the 29th on
+    CHECK(windows(qwen, R"(, "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 3)") ==
+          Windows{0, 0, 0, 8});
+    CHECK(windows(qwen, R"(, "use_sliding_window": true, "max_window_layers": 0)") == Windows(4, 4096));
+    CHECK(windows(qwen, R"(, "use_sliding_window": true, "max_window_layers": 0, "sliding_window": null)") == none);
+    CHECK(windows(qwen, R"(, "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"])") ==
+          Windows{8, 0, 8, 0});
+  }
+  CHECK(windows("SmolLM3", R"(, "sliding_window": 8)") == none);
+  CHECK(windows("SmolLM3", R"(, "sliding_window": 8, "use_sliding_window": true)") == Windows{0, 0, 0, 8});
+  CHECK_THROWS_WITH(windows("Qwen2", R"(, "use_sliding_window": true, "layer_types": ["full_attention"])"),
+                    Contains("layer_types must be a list of 4 (one for each layer)"));
+  CHECK_THROWS_WITH(windows("Qwen2", R"(, "layer_types": ["linear_attention", 1, 1, 1])"),
+                    Contains("must hold full_attention and sliding_attention, but is \"linear_attention\""));
+  CHECK_THROWS_WITH(windows("Qwen3", R"(, "layer_types": ["sliding_attention", "full_attention", "full_attention",
+        "full_attention"])"),
+                    Contains("layer_types has sliding_attention, but use_sliding_window is false"));
+  CHECK_THROWS_WITH(windows("Mistral", R"(, "sliding_window": 0)"), Contains("must be a positive whole number"));
+}
+
+TEST_CASE("Qwen3 and SmolLM3 have the defaults and layers that transformers gives them") {
+  const ModelConfig qwen = parse(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": true})");
+  CHECK(qwen.qk_norm);
+  CHECK(qwen.head_dim == 128);
+  CHECK(qwen.qkv_bias);
+  CHECK(qwen.output_bias);
+  CHECK_FALSE(qwen.mlp_bias);
+  CHECK_FALSE(qwen.tied_embeddings);
+  CHECK(qwen.layer_specs.empty());
+  const ModelConfig smol = parse(R"({"model_type": "smollm3"})");
+  CHECK_FALSE(smol.qk_norm);
+  CHECK(smol.tied_embeddings);
+  CHECK(smol.rope.theta == 2e6);
+  CHECK(smol.layers == 36);
+  CHECK(smol.kv_heads == 4);
+  CHECK(smol.eos == std::vector<std::int64_t>{128001});
+  const auto rotating = [](const std::string& more) {
+    const ModelConfig config = parse(R"({"model_type": "smollm3", "num_hidden_layers": 5)" + more + "}");
+    std::string text;
+    for (std::int64_t i = 0; i < config.layers; ++i) text += config.layer(i).rotates ? '1' : '0';
+    return text;
+  };
+  CHECK(rotating("") == "11101");
+  CHECK(rotating(R"(, "no_rope_layer_interval": 2)") == "10101");
+  CHECK(rotating(R"(, "no_rope_layer_interval": 2, "no_rope_layers": [1, 1, 0, 0, 1, 0])") == "11001");
+  CHECK_THROWS_WITH(rotating(R"(, "no_rope_layers": [1, 1])"), Contains("must be a list of at least 5"));
+  CHECK_THROWS_WITH(rotating(R"(, "no_rope_layers": [1, 1, 2, 1, 1])"), Contains("must hold 0 and 1, but is 2"));
+}
+
+TEST_CASE("a config says no window once its windows are gone, and keeps its keys where they are not") {
+  for (
+      const std::string text :
+      {R"({"architectures": ["MistralForCausalLM"], "num_hidden_layers": 3, "sliding_window": 8})",
+       R"({"architectures": ["MistralForCausalLM"], "num_hidden_layers": 3})",
+       R"({"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3, "sliding_window": 8, "use_sliding_window": true,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"]})",
+       R"({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 3, "sliding_window": 8, "use_sliding_window": true,
+            "max_window_layers": 1})",
+       R"({"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 3, "sliding_window": 8,
+            "use_sliding_window": true, "no_rope_layer_interval": 2})"}) {
+    INFO(text);
+    ModelConfig config = parse(text);
+    REQUIRE(config.longest_window() > 0);
+    CHECK((parse(write_config(config, "float32")).layer_specs == config.layer_specs));
+    for (LayerSpec& layer : config.layer_specs) layer.window = 0;
+    const ModelConfig without = parse(write_config(config, "float32"));
+    CHECK(without.longest_window() == 0);
+    for (std::int64_t i = 0; i < config.layers; ++i) CHECK(without.layer(i).rotates == config.layer(i).rotates);
+  }
 }
 
 TEST_CASE("rotary settings are read in the forms of transformers 4 and 5") {

@@ -444,7 +444,7 @@ TEST_CASE("gguf: bad input to import leaves nothing and says why") {
   refused(import(whole.substr(0, whole.size() - 4000)), Contains("the file is truncated"), model.out());
   refused(import(whole.substr(0, 300)), Contains("truncated or damaged"), model.out());
   refused(import(replaced(std::string("\x05\0\0\0\0\0\0\0llama", 13), std::string("\x05\0\0\0\0\0\0\0gemma", 13))),
-          Contains("architecture gemma is not supported; tapetune imports llama and qwen2"), model.out());
+          Contains("architecture gemma is not supported; tapetune imports llama, qwen2, qwen3, smollm3"), model.out());
   refused(import(replaced("blk.1.ffn_down.weight", "blk.1.ffn_back.weight")),
           Contains("tensor blk.1.ffn_down.weight [32, 56] is missing"), model.out());
   refused(import(replaced("blk.0.attn_q.bias", "blk.0.attn_x.bias")),

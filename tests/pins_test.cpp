@@ -5,6 +5,7 @@
 #include "adapters/build_model.h"
 #include "catch.h"
 #include "checkpoint/writer.h"
+#include "core/json.h"
 #include "model/loss.h"
 #include "support.h"
 
@@ -66,6 +67,18 @@ struct Version {
       ++seen;
     }
     CHECK(seen > 0);
+  }
+
+  // The base has windows now, in an architecture that takes its biases: what an earlier version read as a Mistral.
+  void give_windows(std::int64_t window) const {
+    Json config = from_text(read_file(at("m/config.json")));
+    config["architectures"] = {"SmolLM3ForCausalLM"};
+    config["model_type"] = "smollm3";
+    config["no_rope_layers"] = {1, 1};
+    config["layer_types"] = {"sliding_attention", "sliding_attention"};
+    config["use_sliding_window"] = true;
+    config["sliding_window"] = window;
+    write_file(at("m/config.json"), to_text(config));
   }
 
   TempFolder home;
@@ -192,6 +205,43 @@ TEST_CASE("a run that an earlier version was killed in is resumed to the same pa
       ++seen;
     }
     CHECK(seen == static_cast<int>(found.size()));
+  }
+}
+
+TEST_CASE("a run of an earlier version goes on without the model's windows, as it was trained, and says so") {
+  const std::string said = "the model's sliding window of 4 tokens is off (attention.window: none): attention is full";
+  for (const std::string& name : versions()) {
+    INFO(name);
+    const Version version(name);
+    version.give_windows(4);
+    for (const std::string method : {"lora", "longlora", "tape-lora"}) {
+      version.check_logits(method, {version.at("m"), "--adapter", version.at("adapters/" + method)});
+    }
+    for (const std::string folder : {"finished", "killed"}) version.check_logits(folder, {version.at(folder)});
+    CHECK_THAT(run({"logits", version.at("killed"), "--tokens", "3,4", "--out", version.at("note")}).err,
+               Contains(said));
+    // Merged, it must not be given a window by whoever reads its config.
+    for (const bool plain : {true, false}) {
+      version.check_merge(plain ? "lora" : "killed",
+                          plain ? std::vector{version.at("adapters/lora"), std::string("--model"), version.at("m")}
+                                : std::vector{version.at("killed")});
+      const std::string config = read_file(version.at("merge/config.json"));
+      CHECK(parse_config(config, "config.json").longest_window() == 0);
+      CHECK(from_text(config).value("use_sliding_window", false) == false);
+      CHECK_FALSE(from_text(config).contains("attention_windows"));
+    }
+
+    const auto steps = version.expected.at("resumed_steps").item<std::int64_t>();
+    const RunResult result = run({"train", version.at("killed"), fmt::format("steps={}", steps)});
+    INFO(result.err);
+    REQUIRE(result.exit == 0);
+    CHECK_THAT(result.err, Contains(said));
+    const auto found = load_tensors(fs::path(version.at("killed")) / "adapter/adapter_model.safetensors");
+    for (const auto& [key, golden] : version.expected) {
+      if (key.starts_with("resumed.")) CHECK(largest_difference(found.at(key.substr(8)), golden) <= 1e-4);
+    }
+    CHECK_THAT(run({"logits", version.at("killed"), "--tokens", "3,4", "--out", version.at("note"), "--force"}).err,
+               Contains(said));
   }
 }
 

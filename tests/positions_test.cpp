@@ -135,6 +135,14 @@ ModelConfig windowed(std::vector<std::int64_t> windows, std::int64_t kv_heads = 
   return config;
 }
 
+// Norms over each head of q and k; the middle layer does not rotate and has a window.
+ModelConfig of_newer_families() {
+  ModelConfig config = windowed({0, 5, 0});
+  config.layer_specs[1].rotates = false;
+  config.qk_norm = true;
+  return config;
+}
+
 at::Tensor random_tokens(std::int64_t rows, std::int64_t length) {
   at::manual_seed(7);
   return at::randint(61, {rows, length}, at::kLong);
@@ -275,7 +283,34 @@ TEST_CASE("windows: those as long as the text change no bit, and attention.windo
   CHECK(at::equal(logits(windowed({3, 5, 0}), {"attention.window=none"}), full));
 }
 
-TEST_CASE("two ranks that share a sequence compute what one does: windows, biases, groups, few key heads") {
+TEST_CASE("a layer without rotation does not see where its tokens are, and TAPE's state flows through it") {
+  const c10::NoGradGuard evaluation;
+  const at::Tensor tokens = random_tokens(1, 12);
+  const auto hidden = [&](const ModelConfig& config, const std::string& encoding, std::int64_t from, double stretch) {
+    const AdaptedModel adapted =
+        adapt(config, random_weights(config, at::kDouble),
+              parse_method("none", std::vector{"positions.encoding=" + encoding}), at::kDouble);
+    at::manual_seed(5);
+    for (const Parameter& p : adapted.parameters) p.value.add_(at::randn(p.value.sizes(), at::kDouble), 0.3);
+    ForwardInput in;
+    in.tokens = tokens;
+    in.positions = (at::arange(12, at::kLong) * static_cast<std::int64_t>(stretch) + from).unsqueeze(0);
+    in.planned_length = 64;
+    return adapted.model.forward(in).last;
+  };
+  ModelConfig none = windowed({0, 0, 0}), middle = none;
+  for (LayerSpec& layer : none.layer_specs) layer.rotates = false;
+  middle.layer_specs[1].rotates = false;
+  CHECK(at::equal(hidden(none, "rope", 0, 1), hidden(none, "rope", 0, 3)));
+  CHECK(largest_difference(hidden(middle, "rope", 0, 1), hidden(middle, "rope", 0, 3)) > 1e-3);
+  CHECK(largest_difference(hidden(middle, "rope", 0, 1), hidden(windowed({}), "rope", 0, 1)) > 1e-3);
+  // Only distances count for TAPE, also behind the layer that does not rotate, and its state still changes there.
+  CHECK(largest_difference(hidden(middle, "tape", 0, 1), hidden(middle, "tape", 17, 1)) < 1e-9);
+  CHECK(largest_difference(hidden(middle, "tape", 0, 1), hidden(middle, "tape", 0, 3)) > 1e-3);
+  CHECK(largest_difference(hidden(middle, "tape", 0, 1), hidden(middle, "rope", 0, 1)) > 1e-3);
+}
+
+TEST_CASE("two ranks that share a sequence compute what one does: windows, biases, groups, few key heads, families") {
   struct Case {
     std::string name;
     std::function<AdaptedModel()> make;
@@ -297,6 +332,8 @@ TEST_CASE("two ranks that share a sequence compute what one does: windows, biase
         {"alibi", [&] { return adapted(random_config(false), "full", {"positions.encoding=alibi"}, dtype); }},
         {"tape in windows", [&] { return adapted(windowed({6, 0, 4}), "full", {"positions.encoding=tape"}, dtype); }},
         {"groups in windows", [&] { return adapted(windowed({6, 0, 4}), "longlora", {}, dtype); }},
+        {"q and k norms, a layer without rotation", [&] { return adapted(of_newer_families(), "full", {}, dtype); }},
+        {"tape there", [&] { return adapted(of_newer_families(), "full", {"positions.encoding=tape"}, dtype); }},
         {"learned bias", [&] { return with_learned_bias(dtype); }}};
     for (const Case& c : cases) {
       for (const Checkpointing mode : {Checkpointing::off, Checkpointing::full, Checkpointing::selective}) {

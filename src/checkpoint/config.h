@@ -10,7 +10,7 @@
 
 namespace tapetune {
 
-enum class Architecture { llama, mistral, qwen2 };
+enum class Architecture { llama, mistral, qwen2, qwen3, smollm3 };
 enum class RopeType { standard, linear, dynamic, yarn, llama3, longrope };
 
 struct RopeConfig {
@@ -49,8 +49,8 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool output_bias = false;  // of the attention's output projection
   bool mlp_bias = false;
+  bool qk_norm = false;  // an RMSNorm over each head of queries and keys, before they are rotated
   bool tied_embeddings = false;
-  std::optional<std::int64_t> sliding_window;  // said by the config, not applied: attention is full
   std::optional<std::int64_t> bos;
   std::vector<std::int64_t> eos;       // any of these ends a text
   std::vector<LayerSpec> layer_specs;  // one a layer; empty: all are alike, with rotation and no window
@@ -59,6 +59,8 @@ struct ModelConfig {
   std::string json;      // the text it was read from; keys that are not ours survive a round trip
 
   LayerSpec layer(std::int64_t index) const;
+  // The longest window of its layers; 0: none has one.
+  std::int64_t longest_window() const;
   // The longest sequence that the rotary settings are made for.
   std::int64_t longest_context() const;
 };

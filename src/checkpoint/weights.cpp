@@ -7,8 +7,8 @@ namespace tapetune {
 
 void for_each_tensor(const ModelConfig& c, std::int64_t layer, LayerWeights& w, const VisitTensor& visit) {
   const std::string prefix = fmt::format("model.layers.{}.", layer);
-  const auto norm = [&](const char* name, at::Tensor& tensor) {
-    visit({fmt::format("{}{}.weight", prefix, name), {c.hidden_size}, TensorKind::norm, std::nullopt}, tensor);
+  const auto norm = [&](const char* name, at::Tensor& tensor, std::int64_t width) {
+    visit({fmt::format("{}{}.weight", prefix, name), {width}, TensorKind::norm, std::nullopt}, tensor);
   };
   const auto linear = [&](const char* name, Projection which, Linear& tensors, std::int64_t out, std::int64_t in,
                           bool bias) {
@@ -17,12 +17,16 @@ void for_each_tensor(const ModelConfig& c, std::int64_t layer, LayerWeights& w, 
     if (bias) visit({module + ".bias", {out}, TensorKind::bias, which}, tensors.bias);
   };
   const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
-  norm("input_layernorm", w.input_norm);
+  norm("input_layernorm", w.input_norm, c.hidden_size);
   linear("self_attn.q_proj", Projection::q, w.q, queries, c.hidden_size, c.qkv_bias);
   linear("self_attn.k_proj", Projection::k, w.k, keys, c.hidden_size, c.qkv_bias);
   linear("self_attn.v_proj", Projection::v, w.v, keys, c.hidden_size, c.qkv_bias);
   linear("self_attn.o_proj", Projection::o, w.o, c.hidden_size, queries, c.output_bias);
-  norm("post_attention_layernorm", w.post_attention_norm);
+  if (c.qk_norm) {
+    norm("self_attn.q_norm", w.q_norm, c.head_dim);
+    norm("self_attn.k_norm", w.k_norm, c.head_dim);
+  }
+  norm("post_attention_layernorm", w.post_attention_norm, c.hidden_size);
   linear("mlp.gate_proj", Projection::gate, w.gate, c.intermediate_size, c.hidden_size, c.mlp_bias);
   linear("mlp.up_proj", Projection::up, w.up, c.intermediate_size, c.hidden_size, c.mlp_bias);
   linear("mlp.down_proj", Projection::down, w.down, c.hidden_size, c.intermediate_size, c.mlp_bias);

@@ -26,6 +26,7 @@ struct Linear {
 struct LayerWeights {
   at::Tensor input_norm;           // [hidden]
   Linear q, k, v, o;               // [H D, hidden], [K D, hidden], [K D, hidden], [hidden, H D]
+  at::Tensor q_norm, k_norm;       // [D], or undefined
   at::Tensor post_attention_norm;  // [hidden]
   Linear gate, up, down;           // [I, hidden], [I, hidden], [hidden, I]
 };

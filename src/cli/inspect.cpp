@@ -88,6 +88,7 @@ Json describe(const Checkpoint& checkpoint) {
   root["head_dim"] = c.head_dim;
   root["vocab_size"] = c.vocab_size;
   root["context"] = c.longest_context();
+  if (c.longest_window() > 0) root["window"] = c.longest_window();
   root["tied_embeddings"] = c.tied_embeddings;
   root["rope"] = {{"type", rope_type_name(c.rope.type)}, {"theta", c.rope.theta}, {"factor", c.rope.factor}};
   std::error_code status;
@@ -117,6 +118,11 @@ void print_table(const Checkpoint& checkpoint, const Json& d) {
   row("vocabulary", fmt::format("{}{}", grouped(static_cast<std::uint64_t>(c.vocab_size)),
                                 c.tied_embeddings ? ", embeddings tied to the head" : ""));
   row("context", grouped(static_cast<std::uint64_t>(c.longest_context())));
+  if (c.longest_window() > 0) {
+    const auto windowed = std::ranges::count_if(c.layer_specs, [](const LayerSpec& layer) { return layer.window > 0; });
+    row("window",
+        fmt::format("{} tokens in {} of {} layers", grouped(d["window"].get<std::uint64_t>()), windowed, c.layers));
+  }
   row("rope", rope_text(c));
   row("tokenizer", d["tokenizer"].get<bool>() ? "tokenizer.json" : "none (no tokenizer.json in the folder)");
   if (!d.contains("adapter")) return;

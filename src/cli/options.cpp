@@ -33,14 +33,7 @@ void ModelOptions::add_to(CLI::App& verb, bool seeded) {
 
 Checkpoint ModelOptions::open() const {
   if (threads > 0) at::set_num_threads(threads);
-  Checkpoint checkpoint = open_checkpoint(folder);
-  if (checkpoint.config().sliding_window) {
-    warn(
-        "the config's sliding window of {} tokens is not applied: attention is full, so results past it differ from "
-        "transformers",
-        *checkpoint.config().sliding_window);
-  }
-  return checkpoint;
+  return open_checkpoint(folder);
 }
 
 AdaptedModel ModelOptions::load(const Checkpoint& checkpoint, bool train_all) const {

@@ -129,8 +129,9 @@ void shard_base(LlamaWeights& weights, const Group& group, Parallel& parallel, a
   for (LayerWeights& layer : weights.layers) {
     shards->layers.push_back(take_away(matrices(layer), group, pool, device));
     // The mapping of a checkpoint stays while anything of it is used, with all its pages that were read.
-    for (at::Tensor* norm : {&layer.input_norm, &layer.post_attention_norm}) {
-      if (!norm->requires_grad()) *norm = norm->to(device, norm->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    for (at::Tensor* norm : {&layer.input_norm, &layer.q_norm, &layer.k_norm, &layer.post_attention_norm}) {
+      if (norm->defined() && !norm->requires_grad())
+        *norm = norm->to(device, norm->scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   }
   if (!weights.norm.requires_grad())

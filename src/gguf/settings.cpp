@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "core/log.h"
+#include "gguf/names.h"
 
 namespace tapetune::gguf {
 
@@ -143,7 +144,30 @@ void add_token_ids(Json& json, const File& file) {
   json["eos_token_id"] = or_null(eos);
   // The end of a turn ends a text as well.
   if (eos && id("eot") && id("eot") != eos) json["eos_token_id"] = Json::array({*eos, *id("eot")});
-  if (id("padding")) json["pad_token_id"] = *id("padding");
+  if (id("padding") || json["model_type"] == "smollm3")
+    json["pad_token_id"] = or_null(id("padding"));  // it assumes one
+}
+
+// Every fourth layer of llama.cpp's smollm3 does not rotate; no key says so.
+constexpr std::int64_t rotation_interval = 4;
+
+void refuse_unsayable(const ModelConfig& config) {
+  const std::string_view name = llama_cpp_name(config.architecture);
+  if (config.architecture == Architecture::qwen2 && config.head_dim * config.heads != config.hidden_size) {
+    fail("gguf",
+         "llama.cpp's qwen2 has heads as wide as {} / {}, but these are {} wide; such a model cannot be written.",
+         config.hidden_size, config.heads, config.head_dim);
+  }
+  const bool without_bias = config.architecture == Architecture::qwen3 || config.architecture == Architecture::smollm3;
+  if (without_bias && (config.qkv_bias || config.output_bias || config.mlp_bias)) {
+    fail("gguf", "llama.cpp's {} has no biases, but this model has; it cannot be written.", name);
+  }
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    const bool rotates = config.architecture != Architecture::smollm3 || (i + 1) % rotation_interval != 0;
+    if (config.layer(i).rotates == rotates) continue;
+    fail("gguf", "layer {} {}, unlike in llama.cpp's {}; such a model cannot be written.", i,
+         rotates ? "does not rotate queries and keys" : "rotates queries and keys", name);
+  }
 }
 
 }  // namespace
@@ -163,11 +187,11 @@ ModelConfig read_settings(const File& file) {
   }
   const std::optional<std::string> architecture = file.text("general.architecture");
   if (!architecture) fail("gguf", "{}: general.architecture is missing; the file is not a model.", file.where());
-  if (*architecture != "llama" && *architecture != "qwen2") {
-    fail("gguf", "{}: architecture {} is not supported; tapetune imports llama and qwen2.", file.where(),
-         *architecture);
+  const std::optional<Architecture> known = architecture_from_llama_cpp(*architecture);
+  if (!known) {
+    fail("gguf", "{}: architecture {} is not supported; tapetune imports {}.", file.where(), *architecture,
+         llama_cpp_names());
   }
-  const bool llama = *architecture == "llama";
   const Keys keys(file, *architecture + ".");
   keys.only("expert_count", 0);
   const StoredBlocks* embedding = file.tensor("token_embd.weight");
@@ -188,7 +212,7 @@ ModelConfig read_settings(const File& file) {
   const double theta = keys.number("rope.freq_base").value_or(10000);
 
   Json json;
-  json["architectures"] = Json::array({llama ? "LlamaForCausalLM" : "Qwen2ForCausalLM"});
+  json["architectures"] = Json::array({architecture_name(*known)});
   json["model_type"] = *architecture;
   json["vocab_size"] = embedding->shape.front();
   json["hidden_size"] = width;
@@ -202,10 +226,11 @@ ModelConfig read_settings(const File& file) {
   json["rms_norm_eps"] = keys.needed(keys.number(epsilon), epsilon);
   json["hidden_act"] = "silu";
   json["tie_word_embeddings"] = file.tensor("output.weight") == nullptr;
-  if (llama) {
+  if (*known != Architecture::qwen2) {
     json["attention_bias"] = file.tensor("blk.0.attn_q.bias") != nullptr;
     json["mlp_bias"] = file.tensor("blk.0.ffn_gate.bias") != nullptr;
   }
+  if (*known == Architecture::smollm3) json["no_rope_layer_interval"] = rotation_interval;
   json["rope_theta"] = theta;
   json["rope_scaling"] = read_scaling(file, keys, theta, head_dim);
   json["use_cache"] = true;
@@ -214,12 +239,8 @@ ModelConfig read_settings(const File& file) {
 }
 
 void write_settings(Metadata& metadata, const ModelConfig& config) {
-  if (config.architecture == Architecture::qwen2 && config.head_dim * config.heads != config.hidden_size) {
-    fail("gguf",
-         "llama.cpp's qwen2 has heads as wide as {} / {}, but these are {} wide; such a model cannot be written.",
-         config.hidden_size, config.heads, config.head_dim);
-  }
-  const std::string prefix = config.architecture == Architecture::qwen2 ? "qwen2." : "llama.";
+  refuse_unsayable(config);
+  const std::string prefix = fmt::format("{}.", llama_cpp_name(config.architecture));
   const auto whole = [&](const char* name, std::int64_t value) { metadata.whole(prefix + name, value); };
   const auto number = [&](const char* name, double value) { metadata.number(prefix + name, value); };
   whole("block_count", config.layers);
@@ -235,9 +256,9 @@ void write_settings(Metadata& metadata, const ModelConfig& config) {
   whole("rope.dimension_count", config.head_dim);
   const RopeConfig& rope = config.rope;
   number("rope.freq_base", rope.theta);
-  if (config.sliding_window) {
-    warn("the config's sliding window of {} tokens is not in GGUF: llama.cpp attends to all, as tapetune does",
-         *config.sliding_window);
+  if (const std::int64_t window = config.longest_window(); window > 0 && window < config.longest_context()) {
+    warn("llama.cpp's {} has no sliding window: past {} tokens its results differ from those of this model",
+         llama_cpp_name(config.architecture), window);
   }
   switch (rope.type) {
     case RopeType::standard:

@@ -142,7 +142,7 @@ at::Tensor encoded(const Planned& planned, const at::Tensor& tensor) {
 void write_gguf(const fs::path& path, const ModelConfig& config,
                 const std::function<at::Tensor(const std::string& name)>& load, const ExportOptions& options) {
   Metadata metadata;
-  metadata.text("general.architecture", config.architecture == Architecture::qwen2 ? "qwen2" : "llama");
+  metadata.text("general.architecture", llama_cpp_name(config.architecture));
   metadata.text("general.type", "model");
   if (!options.name.empty()) metadata.text("general.name", options.name);
   metadata.whole("general.file_type", file_type(options.type));

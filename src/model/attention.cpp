@@ -249,8 +249,16 @@ AttentionOutput attend_fused(const Operands& in, const Call& call) {
   return out;
 }
 
+// Without a window as long as all keys, which hides none: what it does not change must not depend on it.
+Call without_idle_window(Call call, std::int64_t keys) {
+  if (call.exchange) keys *= call.exchange->size;
+  if (call.scores.visible.window >= keys) call.scores.visible.window = 0;
+  return call;
+}
+
 // N queries at the end of M keys, all rows alike.
-AttentionOutput attend(const Operands& in, const Call& call) {
+AttentionOutput attend(const Operands& in, const Call& given_call) {
+  const Call call = without_idle_window(given_call, in.k.size(1));
   const bool whole = in.q.size(1) == in.k.size(1), fits = whole || (in.q.size(1) == 1 && call.scores.visible.plain());
   if (call.work != at::kFloat && fits && call.scores.visible.window == 0 && !in.bias.defined()) {
     return attend_fused(in, call);

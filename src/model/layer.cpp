@@ -17,11 +17,17 @@ at::Tensor rotated(const at::Tensor& x, const at::Tensor& state) {
   return state.defined() ? kernels::rotate(x, state) : x;
 }
 
+// Each head by itself.
+at::Tensor normed_heads(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return weight.defined() ? kernels::rms_norm(x, weight, eps) : x;
+}
+
 }  // namespace
 
 LayerState decoder_layer(const Llama& model, std::int64_t i, const LayerState& in, const Pass& pass) {
   const trace::Span span(pass.gradients_only ? "layer again" : "layer", i);
   const ModelConfig& config = model.config();
+  const LayerSpec spec = config.layer(i);
   const Parallel& parallel = model.parallel();
   const LayerWeights w =
       parallel.layer ? parallel.layer(i, pass.gradients_only) : model.weights().layers[static_cast<std::size_t>(i)];
@@ -43,12 +49,17 @@ LayerState decoder_layer(const Llama& model, std::int64_t i, const LayerState& i
     const auto qkv = project({Projection::q, Projection::k, Projection::v}, {w.q, w.k, w.v}, normed);
     AttentionInput attention;
     attention.layer = i;
-    attention.q = rotated(heads(qkv[0]), in.position.query);
-    attention.k = rotated(heads(qkv[1]), in.position.key.defined() ? in.position.key : in.position.query);
+    attention.q = normed_heads(heads(qkv[0]), w.q_norm, config.rms_norm_eps);
+    attention.k = normed_heads(heads(qkv[1]), w.k_norm, config.rms_norm_eps);
+    if (spec.rotates) {
+      attention.q = rotated(attention.q, in.position.query);
+      attention.k = rotated(attention.k, in.position.key.defined() ? in.position.key : in.position.query);
+    }
     attention.v = heads(qkv[2]);
+    // A state that changes goes on through layers that do not rotate: they attend to it by content alone.
     if (kind.attends) attention.extra_values = in.position.query.expand({pass.batch, -1, config.kv_heads, -1});
     attention.scores.scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
-    attention.scores.visible = pass.visible.within(config.layer(i).window);
+    attention.scores.visible = pass.visible.within(spec.window);
     const at::ScalarType score_dtype = model.dtype() == at::kDouble ? at::kDouble : at::kFloat;
     attention.scores.bias = positions.score_bias({config, i, pass.longest, in.x.options().dtype(score_dtype)});
     attention.spans = pass.spans;

@@ -49,6 +49,7 @@ LayerNumbers numbers(const AdaptedModel& adapted, std::int64_t index, std::int64
   n.attention = queries * (updates ? 2 : 1) + heads;
   n.rest = queries + 2 * keys + hidden + 2 * inner;  // q, k, v; the input of the second norm; gate and up
   if (state_learns) n.rest += queries + keys;        // before they are turned
+  if (w.q_norm.defined()) n.rest += queries + keys;  // before their norms
   if (trains(Projection::q) || trains(Projection::k) || trains(Projection::v)) n.rest += hidden;
   if (trains(Projection::gate) || trains(Projection::up)) n.rest += hidden;
   if (trains(Projection::down)) n.rest += inner;

@@ -76,6 +76,7 @@ void begin_run(TrainSetup& setup, const std::string& version) {
                           counted(at::get_num_threads(), "thread"), counted(world.size(), "rank"),
                           world.device().str()));
     warn_of_small_disk(run_disk(setup.adapted, recipe), recipe);
+    note_windows_off(setup.base.config, recipe.method);
     if (!setup.run->latest()) {
       for (const std::string& each : setup.adapted.notes) note("{}", each);
       warn_beyond_scaling(setup.base.config, setup.adapted.model.config(), recipe.context);

@@ -37,11 +37,18 @@ EVERYTHING = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 NORMS = ["norm", "input_layernorm", "post_attention_layernorm"]
 KINDS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
 
+# Of three layers, the second and third.
+WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+
 # Grouped-query heads, another shape each; biases where the architecture has them, which DoRA must leave unscaled.
 BASES = {
     "llama": tiny.Case("llama", "gqa", False, "nobias", "default", 1),
     "mistral": tiny.Case("mistral", "gqa", False, "nobias", "default", 2),
     "qwen2": tiny.Case("qwen2", "gqa", False, "nobias", "default", 3),
+    "qwen3": tiny.Case("qwen3", "gqa", False, "nobias", "default", 5),
+    "smollm3": tiny.Case("smollm3", "gqa", True, "attnbias", "default", 6),
+    "window": tiny.Case("mistral", "gqa", False, "nobias", "default", 2, {"sliding_window": 7}),
+    "windows": tiny.Case("qwen3", "gqa", False, "nobias", "default", 5, WINDOWS),
     "bias": tiny.Case("llama", "gqa", False, "allbias", "llama3", 7),
     "tied": tiny.Case("llama", "gqa", True, "nobias", "default", 4),
 }
@@ -211,6 +218,10 @@ SAVED = [
     for name, targets in (("attention", ATTENTION), ("everything", EVERYTHING))
 ]
 SAVED += [
+    Saved("window", "window", {"modules_to_save": ["embed_tokens", *NORMS]}),
+    Saved("window-dora", "window", KINDS["dora"] | {"target_modules": EVERYTHING}),
+    Saved("windows-of-some-layers", "windows", {}),
+    Saved("norms-of-heads", "qwen3", {"modules_to_save": [*NORMS, "q_norm", "k_norm"]}),
     Saved("bias-dora", "bias", KINDS["dora"] | {"target_modules": EVERYTHING}),
     Saved("lora-head", "llama", {"target_modules": [*ATTENTION, "lm_head"]}),
     Saved("dora-head", "qwen2", KINDS["dora"] | {"target_modules": [*ATTENTION, "lm_head"]}),
@@ -346,7 +357,7 @@ def test_base_model_name(base, tapetune, tmp_path):
 
 
 # The layout on disk does not depend on the architecture: one of each is enough where only that is compared.
-ONE_OF_EACH = [case for case in SAVED if not case.id.startswith(("mistral", "qwen2"))]
+ONE_OF_EACH = [case for case in SAVED if not case.id.startswith(("mistral", "qwen", "smollm3"))]
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: case.id)
@@ -416,6 +427,7 @@ ALSO = ("embeddings", "norms")
 TRAIN_ALSO = "train_also=embeddings,norms"
 FRESH = [
     Fresh("lora", "llama", "lora"),
+    Fresh("head-norms-also", "qwen3", "lora", TRAIN_ALSO, also=ALSO),
     Fresh("lora-also", "mistral", "lora", TRAIN_ALSO, also=ALSO),
     Fresh("rslora-also", "llama", "lora", f"rslora=true {TRAIN_ALSO}", config={"use_rslora": True}, also=ALSO),
     Fresh("dora-also", "qwen2", "lora", f"dora=true {TRAIN_ALSO}", config={"use_dora": True}, also=ALSO),
@@ -425,6 +437,7 @@ FRESH = [
     Fresh("head-also", "llama", "lora", "train_also=lm_head", also=("lm_head",)),
     Fresh("tied-also", "tied", "lora", TRAIN_ALSO, config={"ensure_weight_tying": True}, also=ALSO),
     Fresh("longlora", "llama", "longlora", f"group=0.25 {TRAIN_ALSO}", also=ALSO, group=0.25),
+    Fresh("in-windows", "window", "lora", TRAIN_ALSO, also=ALSO),
     Fresh("theta", "llama", "theta-scaling", "theta=1e6", {"rope_theta": 1e6}),
     Fresh("linear", "qwen2", "lora", "scaling=linear factor=2", {"rope_type": "linear", "factor": 2.0}),
     Fresh("theta-linear", "llama", "theta-scaling", "scaling=linear factor=2",  # as the paper's run; 1e6 by default

@@ -28,13 +28,18 @@ NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Random models that llama.cpp can compute: what it has for positions, and its two architectures of ours.
-RANDOM = [("llama", "default"), ("llama", "linear"), ("llama", "yarn"), ("llama", "llama3"), ("qwen2", "default")]
+# Random models that llama.cpp can compute: what it has for positions, and its architectures of ours.
+RANDOM = [("llama", rope) for rope in ("default", "linear", "yarn", "llama3")]
+RANDOM += [("qwen2", "default"), ("qwen3", "default"), ("qwen3", "yarn"), ("smollm3", "default"), ("smollm3", "yarn")]
+# Five layers, of which the fourth does not rotate: llama.cpp has no other SmolLM3.
+EXTRA = {"smollm3": {"num_hidden_layers": 5, "no_rope_layer_interval": 4, "no_rope_layers": None}}
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -131,28 +136,12 @@ def exported(stories260k, tapetune, tmp_path_factory):
     return export
 
 
-def with_tokenizer(folder, vocab: int):
-    """A byte-level tokenizer.json for a random model, so that it can become a GGUF file."""
-    alphabet = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    tokens = ["<unk>", "<s>", "</s>", *map(chr, alphabet[: vocab - 3])]
-    special = [
-        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        | {"special": True}
-        for i, token in enumerate(tokens[:3])
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": []}
-    whole = {"version": "1.0", "added_tokens": special, "pre_tokenizer": byte_level, "decoder": byte_level}
-    (folder / "tokenizer.json").write_text(json.dumps(whole | {"model": model}))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
-    return folder
-
-
 def random_model(arch: str, rope: str, folder) -> Path:
     """Grouped heads, of a width of their own and with biases wherever llama.cpp's architecture has them."""
     llama = arch == "llama"
-    case = tiny.Case(arch, "gqa", not llama, "allbias" if llama else "nobias", rope, 14 if llama else 12)
-    return with_tokenizer(case.save(folder), tiny.VOCAB)
+    number = 12 if arch == "qwen2" else 14  # a width of their own, where llama.cpp allows it
+    case = tiny.Case(arch, "gqa", not llama, "allbias" if llama else "nobias", rope, number, EXTRA.get(arch, {}))
+    return tiny.with_tokenizer(case.save(folder))
 
 
 @pytest.mark.parametrize("kind", [*SCALES, *PLAIN.values()], ids=lambda kind: kind.name)
@@ -368,3 +357,39 @@ def test_llama_cpp_computes_the_same(arch, rope, tapetune, llama_cpp, tmp_path):
     ids = tiny.tokens(tiny.ABOVE, 5)
     theirs = torch.tensor(llama_cpp(tmp_path / "m.gguf", ids=ids)["logits"])
     peer.assert_close(tapetune.logits(model, ids)["logits"], theirs, 1e-3, f"logits, {arch} {rope}")
+
+
+def test_llama_cpp_attends_past_windows(tapetune, llama_cpp, tmp_path):
+    """A model's window cannot go into the file, and the warning says what that means."""
+    folder = tmp_path / "m"
+    case = tiny.Case("mistral", "gqa", True, "nobias", "default", 14, {"sliding_window": 7})
+    tiny.with_tokenizer(case.save(folder))
+    words = [tapetune.path, "export", folder, "--gguf", "f32", "--out", tmp_path / "m.gguf"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    said = "llama.cpp's llama has no sliding window: past 7 tokens its results differ from those of this model"
+    assert done.returncode == 0 and said in done.stderr, done.stderr
+    ids = tiny.tokens(tiny.BELOW, 5)
+    theirs = torch.tensor(llama_cpp(tmp_path / "m.gguf", ids=ids)["logits"])
+    full = tapetune.logits(folder, ids, "--method", "none", "attention.window=none")["logits"]
+    peer.assert_close(full, theirs, 1e-3, "logits without the window")
+    ours = tapetune.logits(folder, ids)["logits"]
+    peer.assert_close(ours[:7], theirs[:7], 1e-3, "logits up to the window")
+    assert (ours[7:] - theirs[7:]).abs().max() > 0.1, "the window shows nowhere"
+
+
+@pytest.mark.parametrize(
+    "arch, bias, extra, why",
+    [
+        ("qwen3", "attnbias", {}, "llama.cpp's qwen3 has no biases"),
+        ("smollm3", "allbias", EXTRA["smollm3"], "llama.cpp's smollm3 has no biases"),
+        ("smollm3", "nobias", {"no_rope_layer_interval": 2}, "layer 1 does not rotate queries and keys"),
+        ("smollm3", "nobias", {"num_hidden_layers": 4, "no_rope_layers": [1] * 4}, "layer 3 rotates queries and keys"),
+    ],
+)
+def test_what_llama_cpp_cannot_compute_is_refused(arch, bias, extra, why, tapetune, tmp_path):
+    case = tiny.Case(arch, "gqa", False, bias, "default", 14, extra)
+    folder = tiny.with_tokenizer(case.save(tmp_path / "m"))
+    words = [tapetune.path, "export", folder, "--gguf", "f32", "--out", tmp_path / "m.gguf"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and why in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "m.gguf").exists()

@@ -36,7 +36,7 @@ def test_matrix_leaves_nothing_out():
         assert len({str(case.config().eos_token_id) for case in mine}) == 2, rope
     yarns = {case.number % len(tiny.YARNS) for case in cases if case.rope == "yarn"}
     assert len(yarns) == len(tiny.YARNS)
-    assert len(cases) == (4 + 1 + 1) * 3 * 2 * 6
+    assert len(cases) == (4 + 1 + 1 + 1 + 1) * 3 * 2 * 6
 
 
 def test_logits(checkpoint, tapetune):
@@ -123,6 +123,8 @@ CHOSEN = [
     tiny.Case("llama", "mha", True, "allbias", "llama3", 3),
     tiny.Case("mistral", "mqa", False, "nobias", "yarn", 6),
     tiny.Case("qwen2", "gqa", True, "nobias", "longrope", 5),
+    tiny.Case("qwen3", "gqa", False, "attnbias", "yarn", 4),
+    tiny.Case("smollm3", "gqa", True, "allbias", "llama3", 8),
 ]
 chosen = pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.id)
 

@@ -38,6 +38,10 @@ def grouped(arch="llama", heads="gqa", tied=False, bias="nobias", rope="default"
     return tiny.Case(arch, heads, tied, bias, rope, number)
 
 
+def windowed(arch, number, **settings):
+    return tiny.Case(arch, "gqa", False, "nobias", "default", number, settings)
+
+
 STORIES = [
     Case("stories260k", None, "mix=full"),
     Case("stories260k-per-head", None, "mix=per-head scaling=linear factor=2"),
@@ -54,6 +58,11 @@ TINY = [
     Case("bias", grouped(bias="allbias")),
     Case("mistral", grouped("mistral")),
     Case("qwen2", grouped("qwen2")),
+    Case("qwen3", grouped("qwen3", number=4)),
+    Case("smollm3", grouped("smollm3", bias="allbias", number=5), "rank=4"),
+    Case("window", windowed("mistral", 5, sliding_window=6)),
+    Case("windows", windowed("qwen3", 8, sliding_window=6, use_sliding_window=True, max_window_layers=1)),
+    Case("window-off", windowed("mistral", 5, sliding_window=6), "attention.window=none"),
     Case("linear", grouped(), "scaling=linear factor=2"),
     Case("yarn", grouped(), "scaling=yarn factor=4"),
     Case("dynamic", grouped(), "scaling=dynamic factor=3"),

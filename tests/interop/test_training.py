@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 CONTEXT, ROWS, STEPS = 32, 4, 5
 BASES = {name: tiny.Case(name, "gqa", False, "nobias", "default", seed) for name, seed in (("llama", 1), ("qwen2", 3))}
+BASES["window"] = tiny.Case("mistral", "gqa", False, "nobias", "default", 2, {"sliding_window": 7})
 
 
 @pytest.fixture(scope="module", params=BASES)

@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
 
 VOCAB = 97
 ORIGINAL = 32  # the original context of every case
 BELOW, ABOVE = 20, 56  # lengths on either side of it
 
-CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "smollm3": SmolLM3Config,
+}
 KV_HEADS = {"mha": lambda heads: heads, "gqa": lambda heads: heads // 2, "mqa": lambda heads: 1}
 BIASES = {
     "nobias": {},
@@ -21,6 +27,7 @@ BIASES = {
     "mlpbias": {"mlp_bias": True},
     "allbias": {"attention_bias": True, "mlp_bias": True},
 }
+TIED_BIAS = {"qwen3": "attnbias", "smollm3": "allbias"}
 ROPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 
@@ -84,7 +91,7 @@ class Case:
     @property
     def id(self) -> str:
         tied = "tied" if self.tied else "untied"
-        return "-".join([self.arch, self.heads, tied] + [self.bias] * (self.arch == "llama") + [self.rope])
+        return "-".join([self.arch, self.heads, tied] + [self.bias] * (self.arch not in ("mistral", "qwen2")) + [self.rope])
 
     @property
     def version4(self) -> bool:
@@ -97,7 +104,8 @@ class Case:
 
     def config(self):
         shape = SHAPES[self.number % len(SHAPES)]
-        width = shape.get("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
+        usual = Qwen3Config.head_dim if self.arch == "qwen3" else shape["hidden_size"] // shape["num_attention_heads"]
+        width = shape.get("head_dim", usual)
         settings = shape | {
             "vocab_size": VOCAB,
             "num_key_value_heads": KV_HEADS[self.heads](shape["num_attention_heads"]),
@@ -112,6 +120,8 @@ class Case:
         settings |= BIASES[self.bias]
         if self.arch == "mistral":
             settings["sliding_window"] = None
+        if self.arch == "smollm3":  # of two or three layers, one or two that do not rotate
+            settings |= ({"no_rope_layer_interval": 2}, {"no_rope_layers": [0, 1, 0, 1]})[self.number % 2]
         return CONFIGS[self.arch](**settings | self.extra)
 
     def save(self, folder: Path, dtype=torch.float32) -> Path:
@@ -125,13 +135,13 @@ class Case:
 
 
 def matrix() -> list[Case]:
-    """Every combination of the axes; biases vary where the architecture leaves a choice."""
+    """Every combination of the axes; biases vary where the architecture leaves a choice, of the newer ones with tied."""
     axes = [
         (arch, heads, tied, bias, rope)
         for arch in CONFIGS
         for heads in KV_HEADS
         for tied in (False, True)
-        for bias in (BIASES if arch == "llama" else ("nobias",))
+        for bias in (BIASES if arch == "llama" else (TIED_BIAS.get(arch, "nobias") if tied else "nobias",))
         for rope in ROPES
     ]
     numbers = list(range(len(axes)))
@@ -160,6 +170,23 @@ def tokens(count: int, seed: int) -> list[int]:
     """Random ids, without the special ones."""
     source = torch.Generator().manual_seed(2000 + seed)
     return torch.randint(6, VOCAB, (count,), generator=source).tolist()
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer.json for a random model, so that it takes texts and can become a GGUF file."""
+    alphabet = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    tokens = ["<unk>", "<s>", "</s>", *map(chr, alphabet[: VOCAB - 3])]
+    special = [
+        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        | {"special": True}
+        for i, token in enumerate(tokens[:3])
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}, "merges": []}
+    whole = {"version": "1.0", "added_tokens": special, "pre_tokenizer": byte_level, "decoder": byte_level}
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"model": model}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    return folder
 
 
 def to_version4(path: Path) -> None:

@@ -106,7 +106,6 @@ void export_tape(const Settings& settings, const ModelConfig& config, const std:
   const std::int64_t width = settings.whole("width");
   json["tape"] = {{"mix", mix}, {"width", width}};
   write_position(json, config, {{"type", "tape"}, {"mix", mix}, {"I", width * config.heads}});
-  for (const char* key : {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}) json.erase(key);
   files["config.json"] = to_text(json, 2) + "\n";
 }
 

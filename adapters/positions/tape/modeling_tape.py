@@ -50,17 +50,21 @@ def rotate(x, e):
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
-def visible_keys(attention_mask, new, past, device):
-    """Which keys the new tokens see: bool [B|1, 1, N, M], or None for plain causal attention."""
+def visible_keys(attention_mask, new, past, device, window=0):
+    """Which keys the new tokens see: bool [B|1, 1, N, M], or None for plain causal attention. window: how many tokens a
+    token sees, itself included; 0: all before it."""
     if attention_mask is not None and attention_mask.dim() == 4:
         return attention_mask
     if attention_mask is not None and attention_mask.all():
         attention_mask = None
-    if attention_mask is None and (past == 0 or new == 1):
+    hides = 0 < window < past + new
+    if attention_mask is None and not hides and (past == 0 or new == 1):
         return None
     keys = torch.arange(past + new, device=device)
     queries = keys[past:, None]
     seen = (keys <= queries)[None, None]
+    if hides:
+        seen = seen & (keys > queries - window)
     if attention_mask is not None:
         # Padding attends to itself: the softmax of an empty row is NaN.
         seen = seen & (attention_mask.bool()[:, None, None, :] | (keys == queries))
@@ -79,13 +83,20 @@ class TapeAttention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, narrow, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, narrow, bias=config.attention_bias)
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=config.attention_output_bias)
+        self.rotates = config.rotary_layers is None or bool(config.rotary_layers[layer])
+        if config.qk_norm:
+            self.q_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def forward(self, x, e, seen, cache):
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, H|K, N, D]
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotate(q, e), rotate(k, e)
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotates:
+            q, k = rotate(q, e), rotate(k, e)
         if self.gathers:
             # A cache takes both as values; whatever it does to those (beams, crops, devices) is right for e too.
             v = torch.cat((v, e.to(v.dtype)), -1)  # [B, K, N, 2D]
@@ -199,14 +210,15 @@ class TapeModel(TapePreTrainedModel):
 
         e = start_positions(self.config, position_ids, lengths, x.dtype)
         e = e.expand(batch, self.config.num_key_value_heads, -1, -1)
-        seen = visible_keys(attention_mask, new, past, x.device)
+        windows = self.config.attention_windows or [0] * len(self.layers)
+        seen = {window: visible_keys(attention_mask, new, past, x.device, window) for window in set(windows)}
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden = ()
-        for layer in self.layers:
+        for layer, window in zip(self.layers, windows):
             if output_hidden_states:
                 hidden += (x,)
-            x, e = layer(x, e, seen=seen, past_key_values=past_key_values)
+            x, e = layer(x, e, seen=seen[window], past_key_values=past_key_values)
         x = self.norm(x)
         output = BaseModelOutputWithPast(
             last_hidden_state=x,
