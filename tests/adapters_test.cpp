@@ -124,11 +124,6 @@ std::vector<std::pair<Case, bool>> tied_too() {
   return all;
 }
 
-// The largest difference as a share of a tensor's largest entry.
-double relative(const at::Tensor& a, const at::Tensor& b) {
-  return largest_difference(a, b) / std::max(b.abs().max().item<double>(), 1e-12);
-}
-
 bool feeds_nothing(const std::string& name) {
   return name.starts_with("model.layers.2.") &&
          (name.find(".pe.") != std::string::npos || name.find("post_attention_linear") != std::string::npos);
@@ -180,7 +175,7 @@ TEST_CASE("methods: checkpointing off, full and selective give the same loss and
         for (const auto& [name, gradient] : off) {
           INFO(which.name << " in " << dtype << ": " << name);
           REQUIRE(again.contains(name));
-          CHECK(relative(again.at(name), gradient) < (dtype == at::kFloat ? 1e-5 : 1e-12));
+          CHECK(relative_difference(again.at(name), gradient) < (dtype == at::kFloat ? 1e-5 : 1e-12));
         }
       }
     }
@@ -193,7 +188,7 @@ TEST_CASE("methods: f32 gradients of the fused kernels are those of float64") {
     const auto fused = gradients(moved(which, at::kFloat), Checkpointing::off, tokens(2));
     for (const auto& [name, gradient] : exact) {
       INFO(which.name << ": " << name);
-      CHECK(relative(fused.at(name), gradient) < 2e-5);
+      CHECK(relative_difference(fused.at(name), gradient) < 2e-5);
     }
   }
 }
@@ -234,7 +229,7 @@ TEST_CASE("methods: a row of a batch gives what it gives alone, in training and 
       if (training) in.training = Training{};
       const at::Tensor together = adapted.model.logits(adapted.model.forward(in).last);
       in.tokens = in.tokens.narrow(0, 1, 1);
-      CHECK(relative(together.narrow(0, 1, 1), adapted.model.logits(adapted.model.forward(in).last)) < 1e-5);
+      CHECK(relative_difference(together.narrow(0, 1, 1), adapted.model.logits(adapted.model.forward(in).last)) < 1e-5);
     }
   }
 }
@@ -319,7 +314,7 @@ TEST_CASE("dropout draws differently with every seed, and the same again for a r
         moved({"", "lora", {"rank=2", "dropout=0.4", "targets=q,k,v,o,gate,up,down,lm_head", dora}}, at::kDouble);
     const auto off = gradients(adapted, Checkpointing::off, tokens()),
                full = gradients(adapted, Checkpointing::full, tokens());
-    for (const auto& [name, gradient] : off) CHECK(relative(full.at(name), gradient) < 1e-12);
+    for (const auto& [name, gradient] : off) CHECK(relative_difference(full.at(name), gradient) < 1e-12);
     const c10::NoGradGuard evaluation;
     const auto logits = [&](std::optional<Training> training) {
       ForwardInput in;
@@ -378,7 +373,7 @@ TEST_CASE("the training loss comes in blocks, and its gradients are those of all
       const at::Tensor expected = at::nll_loss(all, targets.masked_fill(targets < 0, -100), {}, at::Reduction::Sum);
       const auto grads = torch::autograd::grad({expected}, wanted);
       const double tolerance = dtype == at::kFloat ? 1e-4 : 1e-10;
-      CHECK(relative(hidden.grad(), grads[0]) < tolerance);
+      CHECK(relative_difference(hidden.grad(), grads[0]) < tolerance);
       for (std::size_t i = 0; i < adapted.parameters.size(); ++i) {
         INFO(adapted.parameters[i].name << " in " << dtype);
         CHECK(largest_difference(adapted.parameters[i].value.grad(), grads[i + 1]) <
@@ -413,8 +408,8 @@ TEST_CASE("methods: padded rows, alone and with caches, give what they give alon
       return logits(one)[0];
     };
     const at::Tensor padded = logits(in);
-    CHECK(relative(padded[0], alone(0, 9)) < 1e-5);
-    CHECK(relative(padded[1].narrow(0, 4, 5), alone(1, 5)) < 1e-5);
+    CHECK(relative_difference(padded[0], alone(0, 9)) < 1e-5);
+    CHECK(relative_difference(padded[1].narrow(0, 4, 5), alone(1, 5)) < 1e-5);
     SequenceCache first = adapted.model.make_cache(16), second = adapted.model.make_cache(16);
     in.caches = {&first, &second};
     adapted.model.forward(in);
@@ -423,8 +418,8 @@ TEST_CASE("methods: padded rows, alone and with caches, give what they give alon
     next.tokens = at::stack({all[0].narrow(0, 9, 1), all[1].narrow(0, 5, 1)});
     next.caches = in.caches;
     const at::Tensor after = logits(next);
-    CHECK(relative(after[0][0], alone(0, 10)[9]) < 2e-5);
-    CHECK(relative(after[1][0], alone(1, 6)[5]) < 2e-5);
+    CHECK(relative_difference(after[0][0], alone(0, 10)[9]) < 2e-5);
+    CHECK(relative_difference(after[1][0], alone(1, 6)[5]) < 2e-5);
   }
 }
 

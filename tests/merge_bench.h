@@ -7,8 +7,8 @@
 #include "adapters/peft.h"
 #include "catch.h"
 #include "export/merge.h"
-#include "support.h"
 #include "run/open.h"
+#include "support.h"
 
 namespace tapetune::test::merging {
 

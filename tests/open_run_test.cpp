@@ -10,9 +10,9 @@
 #include "checkpoint/writer.h"
 #include "core/json.h"
 #include "data/token_file.h"
-#include "support.h"
-#include "run/open.h"
 #include "run/inputs.h"
+#include "run/open.h"
+#include "support.h"
 
 namespace open_run_test {
 

@@ -20,11 +20,6 @@ using namespace tapetune::test;
 
 namespace {
 
-// The largest difference as a share of the reference's largest entry.
-double relative(const at::Tensor& a, const at::Tensor& b) {
-  return largest_difference(a.to(at::kDouble), b.to(at::kDouble)) / std::max(b.abs().max().item<double>(), 1e-300);
-}
-
 // From tests/data, or for those that are not shipped from the golden folders beside the checkout.
 std::filesystem::path lab(const std::string& name) {
   const std::filesystem::path shipped = data("lab") / name;
@@ -49,10 +44,10 @@ void equals_lab(const std::filesystem::path& folder, at::ScalarType dtype, Check
   in.all_hidden = in.all_positions = true;
   in.training = Training{checkpointing};
   const ForwardOutput out = adapted.model.forward(in);
-  CHECK(relative(adapted.model.logits(out.last).detach(), expected.at("logits")) <= values);
+  CHECK(relative_difference(adapted.model.logits(out.last).detach(), expected.at("logits")) <= values);
   for (std::size_t i = 0; i < out.hidden.size(); ++i) {
     INFO("hidden state " << i);
-    CHECK(relative(out.hidden[i].detach(), expected.at(fmt::format("hidden.{}", i))) <= values);
+    CHECK(relative_difference(out.hidden[i].detach(), expected.at(fmt::format("hidden.{}", i))) <= values);
   }
   std::size_t states = 0;
   for (std::size_t i = 0; i < out.positions.size(); ++i) {
@@ -61,7 +56,7 @@ void equals_lab(const std::filesystem::path& folder, at::ScalarType dtype, Check
     INFO("state of positions " << i);
     const at::Tensor& golden = found->second;  // [B, H, N, 2, D / 2]
     const at::Tensor own = out.positions[i].detach().transpose(1, 2).unflatten(3, {2, -1});
-    CHECK(relative(own.expand_as(golden), golden) <= values);
+    CHECK(relative_difference(own.expand_as(golden), golden) <= values);
     ++states;
   }
   CHECK((states > 0) == (checkpoint.config().position == "tape"));
@@ -74,7 +69,7 @@ void equals_lab(const std::filesystem::path& folder, at::ScalarType dtype, Check
     const auto found = expected.find("grad." + p.name);
     REQUIRE((found != expected.end()) == p.value.grad().defined());
     if (found == expected.end()) continue;
-    CHECK(relative(p.value.grad(), found->second) <= gradients);
+    CHECK(relative_difference(p.value.grad(), found->second) <= gradients);
     ++compared;
   }
   const auto is_gradient = [](const auto& entry) { return entry.first.starts_with("grad."); };
@@ -232,7 +227,9 @@ TEST_CASE("a bias that learns has the gradient of finite differences, also withi
       for (const auto& [name, gradient] : exact) {
         INFO(name << " in " << dtype);
         REQUIRE(found.contains(name));
-        CHECK(relative(found.at(name), gradient) < (dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 3e-5 : 0.1));
+        CHECK(relative_difference(found.at(name), gradient) < (dtype == at::kDouble  ? 1e-12
+                                                               : dtype == at::kFloat ? 3e-5
+                                                                                     : 0.1));
       }
     }
   }
@@ -361,7 +358,7 @@ TEST_CASE("two ranks that share a sequence compute what one does: windows, biase
         for (const auto& [name, gradient] : expected) {
           INFO(name);
           REQUIRE(sums.contains(name));
-          CHECK(relative(sums.at(name), gradient) < (dtype == at::kFloat ? 2e-5 : 1e-11));
+          CHECK(relative_difference(sums.at(name), gradient) < (dtype == at::kFloat ? 2e-5 : 1e-11));
         }
       }
     }

@@ -355,4 +355,9 @@ double largest_difference(const at::Tensor& a, const at::Tensor& b) {
   return std::isnan(difference) ? INFINITY : difference;
 }
 
+double relative_difference(const at::Tensor& a, const at::Tensor& reference) {
+  const at::Tensor exact = reference.to(at::kDouble);
+  return largest_difference(a.to(at::kDouble), exact) / std::max(exact.abs().max().item<double>(), 1e-12);
+}
+
 }  // namespace tapetune::test

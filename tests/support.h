@@ -123,5 +123,7 @@ double most_memory(const std::function<void()>& work);
 void filter_calls(std::vector<sock_filter> code);
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b);
+// The same as a share of the reference's largest entry.
+double relative_difference(const at::Tensor& a, const at::Tensor& reference);
 
 }  // namespace tapetune::test

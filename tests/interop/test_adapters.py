@@ -1,8 +1,7 @@
-"""Adapters in PEFT's layout, both ways: what PEFT saved means the same here, and PEFT takes what we write."""
+"""Adapters that PEFT saved mean the same here, and what cannot is refused."""
 
 import copy
 import json
-import math
 import subprocess
 import warnings
 from dataclasses import dataclass, field
@@ -11,6 +10,21 @@ import peer
 import pytest
 import tiny
 import torch
+from adapter_peers import (
+    ATTENTION,
+    COUNT,
+    EVERYTHING,
+    KINDS,
+    NORMS,
+    TOLERANCE,
+    assert_agree,
+    base,
+    contents,
+    load_adapter,
+    load_base,
+    plain,
+    randomise,
+)
 from peft import (
     IA3Config,
     LNTuningConfig,
@@ -25,169 +39,6 @@ from peft import (
     VeraConfig,
     get_peft_model,
 )
-from safetensors import safe_open
-from safetensors.torch import save_file
-
-TOLERANCE = 1e-4  # absolute on logits of standard deviation 2; relative to a gradient's largest entry
-COUNT = 32  # tokens: the context of every case, and a multiple of four for LongLoRA's groups
-PREFIX = "base_model.model."
-
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
-EVERYTHING = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
-NORMS = ["norm", "input_layernorm", "post_attention_layernorm"]
-KINDS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
-
-# Of three layers, the second and third.
-WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
-
-# Grouped-query heads, another shape each; biases where the architecture has them, which DoRA must leave unscaled.
-BASES = {
-    "llama": tiny.Case("llama", "gqa", False, "nobias", "default", 1),
-    "mistral": tiny.Case("mistral", "gqa", False, "nobias", "default", 2),
-    "qwen2": tiny.Case("qwen2", "gqa", False, "nobias", "default", 3),
-    "qwen3": tiny.Case("qwen3", "gqa", False, "nobias", "default", 5),
-    "smollm3": tiny.Case("smollm3", "gqa", True, "attnbias", "default", 6),
-    "window": tiny.Case("mistral", "gqa", False, "nobias", "default", 2, {"sliding_window": 7}),
-    "windows": tiny.Case("qwen3", "gqa", False, "nobias", "default", 5, WINDOWS),
-    "bias": tiny.Case("llama", "gqa", False, "allbias", "llama3", 7),
-    "tied": tiny.Case("llama", "gqa", True, "nobias", "default", 4),
-}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """base("llama") is the folder of that checkpoint, made when first asked for."""
-    folders = {}
-
-    def find(name):
-        if name not in folders:
-            folders[name] = BASES[name].save(tmp_path_factory.mktemp(name) / "model")
-        return folders[name]
-
-    return find
-
-
-# --- the peer's half ------------------------------------------------------------------------------------------------
-
-
-def load_base(folder, rope=None):
-    """The plain model; rope overrules settings of its rotary embedding, as a method does that changes them."""
-    model = peer.load(folder, torch.float32)
-    if rope:
-        model.config.rope_parameters = model.config.rope_parameters | rope
-        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    return model
-
-
-def noise_like(name, tensor, source):
-    """Random values of a size that moves the logits: B is not zero, magnitudes are not the norms they started as."""
-    noise = torch.randn(tensor.shape, generator=source)
-    if "lora_A" in name:
-        return noise / math.sqrt(tensor.shape[-1])
-    if "lora_B" in name:
-        return 0.1 * noise
-    return tensor + 0.2 * tensor.abs().mean() * noise
-
-
-def randomise(model, seed):
-    source = torch.Generator().manual_seed(3000 + seed)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.copy_(noise_like(name, parameter, source))
-
-
-def plain(name):
-    """A parameter's name as adapter_model.safetensors has it, without the prefix."""
-    name = name.removeprefix(PREFIX).replace(".default", "").replace(".modules_to_save", "")
-    return name.replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
-
-
-def gradients(model, ids, checkpointing=False, mask=None):
-    """Loss and gradients by the names that `tapetune check gradients` uses."""
-    model.train()  # where checkpointing counts; nothing else here depends on it, once dropout is off
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.enable_input_require_grads()
-    model.zero_grad(set_to_none=True)
-    ids = torch.tensor([ids])
-    with torch.enable_grad():
-        loss = model(input_ids=ids, labels=ids, attention_mask=mask, use_cache=False).loss
-        loss.backward()
-    if checkpointing:
-        model.gradient_checkpointing_disable()
-        model.disable_input_require_grads()
-    model.eval()
-    trained = {plain(name): weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
-    assert all(grad is not None and grad.abs().max() > 0 for grad in trained.values()), "PEFT leaves a parameter alone"
-    return loss.detach(), trained
-
-
-def shifted_groups(heads, count, group):
-    """LongLoRA's pattern as a mask [1, H, N, N]: half the heads see their group, half see groups moved by half of one.
-
-    Causal throughout, as in its authors' code for flash attention: the two half groups at the ends stay apart.
-    """
-    at = torch.arange(count)
-    causal = at[:, None] >= at
-    fixed, moved = at // group, (at + group // 2) // group
-    seen = [causal & (own[:, None] == own) for own in (fixed, moved)]
-    return torch.stack([seen[0]] * (heads // 2) + [seen[1]] * (heads - heads // 2))[None]
-
-
-def load_adapter(folder, adapter, rope=None):
-    """The adapter as PEFT reads it: every key fits, and it has nothing to warn of."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model = PeftModel.from_pretrained(load_base(folder, rope), adapter, is_trainable=True).eval()
-        # from_pretrained keeps the result to itself, and is silent about tensors that it has no place for.
-        again = get_peft_model(load_base(folder, rope), PeftConfig.from_pretrained(adapter))
-        result = again.load_adapter(adapter, "default")
-    assert not said, "PEFT warns: " + "; ".join(str(warning.message) for warning in said)
-    assert not result.missing_keys and not result.unexpected_keys, result
-    return model
-
-
-def contents(adapter):
-    """The tensors of an adapter by their names without the prefix, which all must have."""
-    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
-        names = list(file.keys())
-        assert all(name.startswith(PREFIX) for name in names), names
-        return {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
-
-
-# --- comparisons ----------------------------------------------------------------------------------------------------
-
-
-def our_gradients(tapetune, folder, ids, *options):
-    out = tapetune.scratch / "gradients.safetensors"
-    tapetune("check", "gradients", folder, "--tokens", ",".join(map(str, ids)), "--out", out, *options)
-    tensors = peer.tensors(out)
-    out.unlink()
-    return tensors.pop("loss"), {name.removeprefix("grad."): tensor for name, tensor in tensors.items()}
-
-
-def assert_gradients(ours, theirs, what):
-    (our_loss, ours), (their_loss, theirs) = ours, theirs
-    assert abs(float(our_loss) - float(their_loss)) < TOLERANCE, f"{what}: loss {our_loss}, PEFT has {their_loss}"
-    assert sorted(ours) == sorted(theirs), f"{what}: other parameters are trained than by PEFT"
-    for name, grad in theirs.items():
-        peer.assert_close(ours[name], grad, TOLERANCE * float(grad.abs().max()), f"{what}: gradient of {name}")
-
-
-def assert_agree(tapetune, model, folder, adapter, ids, modes=("off", "full", "selective"), mask=None):
-    """Logits and gradients of one adapter, by us and by PEFT; the mask is for the latter, where training has one."""
-    ours = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
-    peer.assert_close(ours, model(torch.tensor([ids])).logits[0], TOLERANCE, "logits with the adapter")
-    theirs = {kept: gradients(model, ids, not kept, mask) for kept in {mode == "off" for mode in modes}}
-    for mode in modes:
-        ours = our_gradients(tapetune, folder, ids, "--adapter", adapter, "--checkpointing", mode, "--dtype", "f32")
-        assert_gradients(ours, theirs[mode == "off"], f"checkpointing {mode}")
-
-
-# --- from PEFT to tapetune ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -393,142 +244,3 @@ def test_copy(case, base, tapetune, tmp_path):
 
 
 # --- from tapetune to PEFT ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """An adapter that tapetune makes, with what PEFT's side needs to mean the same."""
-
-    id: str
-    base: str
-    method: str
-    words: str = ""
-    rope: dict = field(default_factory=dict, hash=False)  # what the method changes in the base's rotary settings
-    config: dict = field(default_factory=dict, hash=False)  # what adapter_config.json must say
-    also: tuple = ()  # trained whole
-    targets: tuple = tuple(ATTENTION)
-    group: float = 0.0  # the part of the context that attention sees in training
-
-    @property
-    def options(self):
-        return ["--method", self.method, "rank=4", "alpha=12", *self.words.split()]
-
-    def trained(self, model):
-        """The names of all that the method trains, from those of the plain model."""
-        parts = {"embeddings": "embed_tokens.weight", "norms": "norm.weight", "lm_head": "lm_head.weight"}
-        names = [name for name, _ in model.named_parameters() if name.endswith("weight")]
-        whole = [name for name in names if any(name.endswith(parts[what]) for what in self.also)]
-        adapted = [name.removesuffix("weight") for name in names if name.split(".")[-2] in self.targets]
-        ends = ["lora_A.weight", "lora_B.weight"] + ["lora_magnitude_vector"] * self.config.get("use_dora", False)
-        return sorted(whole + [name + end for name in adapted for end in ends])
-
-
-ALSO = ("embeddings", "norms")
-TRAIN_ALSO = "train_also=embeddings,norms"
-FRESH = [
-    Fresh("lora", "llama", "lora"),
-    Fresh("head-norms-also", "qwen3", "lora", TRAIN_ALSO, also=ALSO),
-    Fresh("lora-also", "mistral", "lora", TRAIN_ALSO, also=ALSO),
-    Fresh("rslora-also", "llama", "lora", f"rslora=true {TRAIN_ALSO}", config={"use_rslora": True}, also=ALSO),
-    Fresh("dora-also", "qwen2", "lora", f"dora=true {TRAIN_ALSO}", config={"use_dora": True}, also=ALSO),
-    Fresh("dora", "bias", "lora", "dora=true dropout=0.1", config={"use_dora": True, "lora_dropout": 0.1}),
-    Fresh("everything", "qwen2", "lora", "targets=q,k,v,o,gate,up,down", targets=tuple(EVERYTHING)),
-    Fresh("head", "mistral", "lora", "targets=q,v,lm_head", targets=("q_proj", "v_proj", "lm_head")),
-    Fresh("head-also", "llama", "lora", "train_also=lm_head", also=("lm_head",)),
-    Fresh("tied-also", "tied", "lora", TRAIN_ALSO, config={"ensure_weight_tying": True}, also=ALSO),
-    Fresh("longlora", "llama", "longlora", f"group=0.25 {TRAIN_ALSO}", also=ALSO, group=0.25),
-    Fresh("in-windows", "window", "lora", TRAIN_ALSO, also=ALSO),
-    Fresh("theta", "llama", "theta-scaling", "theta=1e6", {"rope_theta": 1e6}),
-    Fresh("linear", "qwen2", "lora", "scaling=linear factor=2", {"rope_type": "linear", "factor": 2.0}),
-    Fresh("theta-linear", "llama", "theta-scaling", "scaling=linear factor=2",  # as the paper's run; 1e6 by default
-          {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0}),
-    Fresh("theta-also", "mistral", "theta-scaling", f"theta=2e5 {TRAIN_ALSO}", {"rope_theta": 2e5}, also=ALSO),
-]
-
-
-@pytest.mark.parametrize("case", FRESH, ids=lambda case: case.id)
-def test_peft_loads(case, base, tapetune, tmp_path):
-    folder, adapter, ids = base(case.base), tmp_path / "adapter", tiny.tokens(COUNT, 9)
-    tapetune("adapter", folder, *case.options, "--seed", 5, "--out", adapter)
-    plain_model = load_base(folder, case.rope)
-
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    expected = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 12, "bias": "none"} | case.config
-    assert {key: config.get(key) for key in expected} == expected
-    names = sorted(name for name in contents(adapter) if ".base_layer." not in name)
-    kept = ["lm_head.weight"] if case.config.get("ensure_weight_tying") else []  # PEFT's second name of the matrix
-    assert names == sorted(case.trained(plain_model) + kept)
-
-    # The start: PEFT has the base's logits (in the method's rotary settings), and so have we, either way.
-    model, expected = load_adapter(folder, adapter, case.rope), peer.forward(plain_model, ids)
-    peer.assert_close(model(torch.tensor([ids])).logits[0], expected, TOLERANCE, "PEFT on a fresh adapter")
-    for options in (["--adapter", adapter], case.options):
-        ours = tapetune.logits(folder, ids, *options, "--dtype", "f32")["logits"]
-        peer.assert_close(ours, expected, TOLERANCE, f"tapetune with a fresh adapter by {options[0]}")
-
-    # A trained one: the same folder with other values.
-    fill(adapter)
-    model = load_adapter(folder, adapter, case.rope)
-    assert (model(torch.tensor([ids])).logits[0] - expected).abs().max() > 0.3, "the values hardly change the logits"
-    mask = None
-    if case.group:
-        mask = shifted_groups(plain_model.config.num_attention_heads, COUNT, int(case.group * COUNT))
-    assert_agree(tapetune, model, folder, adapter, ids, ("off", "selective"), mask)
-
-    if case.method != "lora":  # a copy keeps what adapter_config.json has no word for
-        new = tmp_path / "new"
-        tapetune("adapter", folder, "--adapter", adapter, "--out", new)
-        assert json.loads(tapetune("inspect", folder, "--adapter", new, "--json"))["adapter"]["method"] == case.method
-        assert_agree(tapetune, load_adapter(folder, new, case.rope), folder, new, ids, ("full",), mask)
-
-
-def fill(adapter):
-    """Random values in place of an adapter's own; the file is otherwise as it was."""
-    path = adapter / "adapter_model.safetensors"
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    source = torch.Generator().manual_seed(4000)
-    tensors = contents(adapter)
-    for name, tensor in tensors.items():
-        if ".base_layer." not in name:
-            tensors[name] = noise_like(name, tensor, source)
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    if config.get("ensure_weight_tying"):
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file({PREFIX + name: tensor for name, tensor in tensors.items()}, path, metadata)
-
-
-def test_start_values(base, tapetune, tmp_path):
-    """A is drawn as PEFT draws it, by the seed; B is zero; a magnitude is its row's norm; the rest is the base's."""
-    folder, model = base("llama"), load_base(base("llama"))
-    options = ["--method", "lora", "rank=16", "dora=true", TRAIN_ALSO]
-    for seed, name in ((1, "one"), (1, "again"), (2, "other")):
-        tapetune("adapter", folder, *options, "--seed", seed, "--out", tmp_path / name)
-    one, again, other = (contents(tmp_path / name) for name in ("one", "again", "other"))
-    weights = model.state_dict()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, again[name]), f"{name} differs with the same seed"
-        if name.endswith("lora_A.weight"):
-            assert not torch.equal(tensor, other[name]), f"{name} is the same with another seed"
-            bound = 1 / math.sqrt(tensor.shape[1])  # kaiming_uniform_ with a = sqrt(5)
-            assert tensor.abs().max() <= bound and abs(float(tensor.std()) / bound - 3**-0.5) < 0.1, name
-        elif name.endswith("lora_B.weight"):
-            assert not tensor.any(), name
-        elif name.endswith("lora_magnitude_vector"):
-            norm = weights[name.replace("lora_magnitude_vector", "weight")].norm(dim=1)
-            peer.assert_close(tensor[:, None], norm[:, None], 1e-5, name)
-        else:
-            assert torch.equal(tensor, weights[name]), f"{name} does not start as the base's"
-
-
-def test_transformers_takes_it(base, tapetune, tmp_path):
-    """transformers loads adapters by itself, without a PeftModel, and has nothing to remark either."""
-    folder, adapter, ids = base("llama"), tmp_path / "adapter", tiny.tokens(COUNT, 10)
-    tapetune("adapter", folder, "--method", "lora", "rank=4", "--out", adapter)
-    fill(adapter)
-    model = load_base(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.load_adapter(adapter)
-    ours = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
-    peer.assert_close(ours, peer.forward(model, ids), TOLERANCE, "transformers' own load_adapter")
