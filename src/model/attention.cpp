@@ -40,41 +40,59 @@ std::int64_t repeats(std::int64_t key_heads, std::int64_t heads, std::int64_t ra
   return ranks % key_heads == 0 ? ranks / key_heads : heads / key_heads;
 }
 
-// Moved out, so that whoever gets them may let them go. A list in braces would hold on to them.
-std::vector<at::Tensor> taken(std::initializer_list<at::Tensor*> tensors) {
-  std::vector<at::Tensor> all;
-  for (at::Tensor* t : tensors) all.push_back(std::exchange(*t, {}));
-  return all;
-}
+// Tensors at this rank's tokens, to all tokens of its heads. The gradient goes the same way back, for those that want
+// one. A node of its own: attention's has let go of what it saved when the gradients travel.
+struct ToHeads : Function<ToHeads> {
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(std::shared_ptr<const SequenceExchange> given) : exchange(std::move(given)) {}
+    std::shared_ptr<const SequenceExchange> exchange;
+  };
+  static variable_list forward(AutogradContext* ctx, at::TensorList all,
+                               const std::shared_ptr<const SequenceExchange>* exchange) {
+    ctx->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*exchange));
+    ctx->set_materialize_grads(false);
+    variable_list here = (*exchange)->to_heads(all.vec()), fixed;
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      if (!all[i].requires_grad()) fixed.push_back(here[i]);
+    }
+    ctx->mark_non_differentiable(fixed);
+    return here;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["exchange"].toCapsule());
+    variable_list back = holder->exchange->to_tokens(grads);
+    back.emplace_back();
+    return back;
+  }
+};
 
+// The way back of results.
+struct ToTokens : Function<ToTokens> {
+  static variable_list forward(AutogradContext* ctx, at::TensorList all,
+                               const std::shared_ptr<const SequenceExchange>* exchange) {
+    ctx->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<ToHeads::Holder>(*exchange));
+    ctx->set_materialize_grads(false);
+    return (*exchange)->to_tokens(all.vec());
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto holder = c10::static_intrusive_pointer_cast<ToHeads::Holder>(ctx->saved_data["exchange"].toCapsule());
+    variable_list back = holder->exchange->to_heads(grads);
+    back.emplace_back();
+    return back;
+  }
+};
+
+// As the heads that are computed here need them.
 Operands to_heads(const Operands& all, const Call& call) {
   if (!call.exchange) return all;
-  const SequenceExchange& exchange = *call.exchange;
-  const std::int64_t times = repeats(all.k.size(2), call.heads, exchange.size), own = call.heads / exchange.size;
-  const auto repeated = [&](const at::Tensor& t) {
-    return t.defined() && times > 1 ? t.repeat_interleave(times, 2) : t;
-  };
-  const std::vector<at::Tensor> here =
-      exchange.to_heads({all.q, repeated(all.k), repeated(all.v), repeated(all.extra_values)});
-  return {here[0], here[1], here[2], here[3],
-          all.bias.defined() ? all.bias.narrow(0, exchange.rank * own, own) : at::Tensor()};
-}
-
-// The way back of the gradients: what was repeated is summed.
-Operands to_tokens(Operands d, const Call& call, std::int64_t key_heads) {
-  if (!call.exchange) return d;
-  const SequenceExchange& exchange = *call.exchange;
-  const std::int64_t times = repeats(key_heads, call.heads, exchange.size), own = call.heads / exchange.size;
-  const std::vector<at::Tensor> back = exchange.to_tokens(taken({&d.q, &d.k, &d.v, &d.extra_values}));
-  const auto summed = [&](const at::Tensor& t) {
-    return t.defined() && times > 1 ? t.unflatten(2, {key_heads, times}).sum(3) : t;
-  };
-  Operands out{back[0], summed(back[1]), summed(back[2]), summed(back[3]), {}};
-  if (d.bias.defined()) {  // other ranks have the other heads'
-    out.bias = at::zeros({call.heads, d.bias.size(1)}, d.bias.options());
-    out.bias.narrow(0, exchange.rank * own, own).copy_(d.bias);
-  }
-  return out;
+  const std::int64_t ranks = call.exchange->size, own = call.heads / ranks;
+  const std::int64_t times = repeats(all.k.size(2), call.heads, ranks);
+  const auto repeated = [&](const at::Tensor& t) { return times > 1 ? t.repeat_interleave(times, 2) : t; };
+  std::vector<at::Tensor> given{all.q, repeated(all.k), repeated(all.v)};
+  if (all.extra_values.defined()) given.push_back(repeated(all.extra_values));
+  const variable_list here = ToHeads::apply(at::TensorList(given), &call.exchange);
+  return {here[0], here[1], here[2], here.size() > 3 ? here[3] : at::Tensor(),
+          all.bias.defined() ? all.bias.narrow(0, call.exchange->rank * own, own) : at::Tensor()};
 }
 
 // As the heads that are computed here have them.
@@ -98,16 +116,16 @@ kernels::Attended run_kernel(const Operands& here, const Call& call) {
 }
 
 // The results in the dtypes of their values, at this process's tokens.
-AttentionOutput results(const kernels::Attended& out, const Operands& all, const Call& call) {
-  const at::Tensor values = out.values.to(call.dtype), extra = all.extra_values.defined()
-                                                                   ? out.extra_output.to(all.extra_values.scalar_type())
-                                                                   : at::Tensor();
+AttentionOutput results(const kernels::Attended& out, const Operands& here, const Call& call) {
+  const at::Tensor values = out.values.to(call.dtype),
+                   extra = here.extra_values.defined() ? out.extra_output.to(here.extra_values.scalar_type())
+                                                       : at::Tensor();
   if (!call.exchange) return {values, extra};
   const std::vector<at::Tensor> back = call.exchange->to_tokens({values, extra});
   return {back[0], back[1]};
 }
 
-// Attention with its gradient: q, k, v, extra values and bias, wherever their tokens are.
+// Attention with its gradient: of this rank's heads, with the results at its tokens.
 struct Attention : Function<Attention> {
   struct Holder : torch::CustomClassHolder {
     explicit Holder(Call given) : call(std::move(given)) { call.saved = nullptr; }
@@ -116,10 +134,9 @@ struct Attention : Function<Attention> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const std::optional<at::Tensor>& extra_values, const std::optional<at::Tensor>& bias,
                                const Call* call) {
-    const Operands all{q, k, v, extra_values.value_or(at::Tensor()), bias.value_or(at::Tensor())};
-    const Operands here = to_heads(all, *call);
+    const Operands here{q, k, v, extra_values.value_or(at::Tensor()), bias.value_or(at::Tensor())};
     const kernels::Attended out = run_kernel(here, *call);
-    const AttentionOutput given = results(out, all, *call);
+    const AttentionOutput given = results(out, here, *call);
     // New handles: what is saved must not become part of this graph.
     const auto handle = [](const at::Tensor& t) { return t.defined() ? t.detach() : t; };
     const at::Tensor values = handle(given.values), extra_output = handle(given.extra_output);
@@ -128,10 +145,9 @@ struct Attention : Function<Attention> {
     ctx->save_for_backward({here.q, here.k, here.v, here.extra_values, here.bias, apart ? values : out.values,
                             apart ? extra_output : out.extra_output, handle(out.lse)});
     ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*call));
-    ctx->saved_data["key_heads"] = k.size(2);
     ctx->set_materialize_grads(false);
     variable_list outputs{values};
-    if (all.extra_values.defined()) outputs.push_back(extra_output);
+    if (here.extra_values.defined()) outputs.push_back(extra_output);
     return outputs;
   }
 
@@ -152,8 +168,7 @@ struct Attention : Function<Attention> {
     add_delta(values, d_values);
     add_delta(extra_output, d_extra_output);
     if (call.exchange) {
-      delta = delta.unsqueeze(-1);
-      const std::vector<at::Tensor> arrived = call.exchange->to_heads(taken({&d_values, &d_extra_output, &delta}));
+      const std::vector<at::Tensor> arrived = call.exchange->to_heads({d_values, d_extra_output, delta.unsqueeze(-1)});
       d_values = arrived[0];
       d_extra_output = arrived[1];
       delta = arrived[2].squeeze(-1);
@@ -161,56 +176,22 @@ struct Attention : Function<Attention> {
     // Autograd counts only the tensors that were given.
     const bool need_extra = here.extra_values.defined() && ctx->needs_input_grad(3);
     const bool need_bias = here.bias.defined() && ctx->needs_input_grad(here.extra_values.defined() ? 4 : 3);
-    kernels::AttentionGradients d =
+    const kernels::AttentionGradients d =
         kernels::attention_backward(as(here.q, call.work), as(here.k, call.work), as(here.v, call.work),
                                     as(here.extra_values, call.work), lse, delta, as(d_values, call.work),
                                     as(d_extra_output, call.work), scores_here(call, here.bias), need_extra, need_bias);
-    d_values.reset();
-    d_extra_output.reset();
-    for (at::Tensor* t : {&d.q, &d.k, &d.v}) *t = as(*t, call.dtype);
-    if (need_extra) d.extra_values = as(d.extra_values, here.extra_values.scalar_type());
-    const Operands out =
-        to_tokens({std::move(d.q), std::move(d.k), std::move(d.v), std::move(d.extra_values), std::move(d.bias)}, call,
-                  ctx->saved_data["key_heads"].toInt());
-    return {out.q, out.k, out.v, out.extra_values, out.bias, {}};
-  }
-};
-
-// An exchange whose gradient is the way back.
-struct Exchanged : Function<Exchanged> {
-  struct Holder : torch::CustomClassHolder {
-    explicit Holder(std::shared_ptr<const SequenceExchange> given) : exchange(std::move(given)) {}
-    std::shared_ptr<const SequenceExchange> exchange;
-  };
-  static variable_list forward(AutogradContext* ctx, at::TensorList all,
-                               const std::shared_ptr<const SequenceExchange>* exchange, bool to_heads) {
-    ctx->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*exchange));
-    ctx->saved_data["to_heads"] = to_heads;
-    return to_heads ? (*exchange)->to_heads(all.vec()) : (*exchange)->to_tokens(all.vec());
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto holder = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["exchange"].toCapsule());
-    const SequenceExchange& exchange = *holder->exchange;
-    const bool to_heads = ctx->saved_data["to_heads"].toBool();
-    variable_list back = to_heads ? exchange.to_tokens(std::move(grads)) : exchange.to_heads(std::move(grads));
-    back.resize(back.size() + 2);
-    return back;
+    return {as(d.q, call.dtype),
+            as(d.k, call.dtype),
+            as(d.v, call.dtype),
+            need_extra ? as(d.extra_values, here.extra_values.scalar_type()) : at::Tensor(),
+            d.bias,
+            {}};
   }
 };
 
 // ATen's own fused attention, which has its gradient: a call for each piece of the text whose tokens attend among
 // themselves.
-AttentionOutput attend_fused(const Operands& in, const Call& call) {
-  const bool extra = in.extra_values.defined();
-  Operands here{in.q, in.k, in.v, extra ? in.extra_values.to(call.dtype) : at::Tensor(), {}};
-  if (call.exchange) {
-    const std::int64_t times = repeats(in.k.size(2), call.heads, call.exchange->size);
-    const auto repeated = [&](const at::Tensor& t) { return times > 1 ? t.repeat_interleave(times, 2) : t; };
-    std::vector<at::Tensor> all{here.q, repeated(here.k), repeated(here.v)};
-    if (extra) all.push_back(repeated(here.extra_values));
-    const variable_list came = Exchanged::apply(at::TensorList(all), &call.exchange, true);
-    here = {came[0], came[1], came[2], extra ? came[3] : at::Tensor(), {}};
-  }
+AttentionOutput attend_fused(const Operands& here, const Call& call) {
   const std::int64_t heads = here.q.size(2), tokens = here.q.size(1);
   const auto fused = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& values) {
     return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), values.transpose(1, 2), std::nullopt,
@@ -239,14 +220,12 @@ AttentionOutput attend_fused(const Operands& in, const Call& call) {
     }
     return at::cat(by_row);
   };
-  AttentionOutput out{attended(here.v), attended(here.extra_values)};
-  if (call.exchange) {
-    std::vector<at::Tensor> all{out.values};
-    if (extra) all.push_back(out.extra_output);
-    const variable_list back = Exchanged::apply(at::TensorList(all), &call.exchange, false);
-    out = {back[0], extra ? back[1] : at::Tensor()};
-  }
-  return out;
+  const AttentionOutput out{attended(here.v), attended(here.extra_values)};
+  if (!call.exchange) return out;
+  std::vector<at::Tensor> all{out.values};
+  if (out.extra_output.defined()) all.push_back(out.extra_output);
+  const variable_list back = ToTokens::apply(at::TensorList(all), &call.exchange);
+  return {back[0], back.size() > 1 ? back[1] : at::Tensor()};
 }
 
 // Without a window as long as all keys, which hides none: what it does not change must not depend on it.
@@ -261,14 +240,15 @@ AttentionOutput attend(const Operands& in, const Call& given_call) {
   const Call call = without_idle_window(given_call, in.k.size(1));
   const bool whole = in.q.size(1) == in.k.size(1), fits = whole || (in.q.size(1) == 1 && call.scores.visible.plain());
   if (call.work != at::kFloat && fits && call.scores.visible.window == 0 && !in.bias.defined()) {
-    return attend_fused(in, call);
+    return attend_fused(to_heads({in.q, in.k, in.v, as(in.extra_values, call.dtype), {}}, call), call);
   }
+  const Operands here = to_heads(in, call);
   const auto wants = [](const at::Tensor& t) { return t.defined() && kernels::wants_gradient(t); };
-  if (!wants(in.q) && !wants(in.k) && !wants(in.v) && !wants(in.extra_values) && !wants(in.bias)) {
-    return results(run_kernel(to_heads(in, call), call), in, call);
+  if (!wants(here.q) && !wants(here.k) && !wants(here.v) && !wants(here.extra_values) && !wants(here.bias)) {
+    return results(run_kernel(here, call), here, call);
   }
   const auto given = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
-  const variable_list out = Attention::apply(in.q, in.k, in.v, given(in.extra_values), given(in.bias), &call);
+  const variable_list out = Attention::apply(here.q, here.k, here.v, given(here.extra_values), given(here.bias), &call);
   return {out[0], out.size() > 1 ? out[1] : at::Tensor()};
 }
 
