@@ -76,8 +76,9 @@ StepMemory step_memory(const AdaptedModel& adapted, std::int64_t rows, std::int6
       kept += n.kept();
       again = std::max(again, n.moment);
     } else {
-      kept += n.input + (checkpointing == Checkpointing::selective ? n.attention : 0);
-      again = std::max(again, n.kept() - n.input + n.moment);
+      const double saved = n.input + (checkpointing == Checkpointing::selective ? n.attention : 0);
+      kept += saved;
+      again = std::max(again, n.kept() - saved + n.moment);  // what is saved is used, not copied
     }
   }
   const double hidden = static_cast<double>(c.hidden_size);
