@@ -1,5 +1,5 @@
-// A method: one component of each kind, RoPE settings, and what trains besides. A preset is a method with a name; a
-// recipe's sections refine it.
+// A method: one component of each kind, RoPE settings, and the weights of the base that train. A preset is a method
+// with a name; a recipe's sections refine it.
 #pragma once
 
 #include <optional>

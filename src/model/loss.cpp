@@ -125,7 +125,7 @@ struct PlainHead : Function<PlainHead> {
   }
 };
 
-// A head with something added to it: each block goes through the seam with a small graph of its own.
+// A head with something added to it: each block goes through the adapter with a small graph of its own.
 struct AdaptedHead : Function<AdaptedHead> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, at::TensorList trained,
                             const at::Tensor& targets, std::int64_t length, const Llama* model,
