@@ -3,10 +3,12 @@
 import json
 import warnings
 
+import adapter_peers
 import numpy
 import peer
 import pytest
-import test_adapters as adapters
+import test_adapters
+import test_adapters_written
 import tiny
 import torch
 from peft import PeftModel
@@ -24,7 +26,7 @@ def base(tmp_path_factory):
 
     def find(name, dtype=torch.float32):
         if (name, dtype) not in folders:
-            folders[name, dtype] = adapters.BASES[name].save(tmp_path_factory.mktemp(name) / "model", dtype)
+            folders[name, dtype] = adapter_peers.BASES[name].save(tmp_path_factory.mktemp(name) / "model", dtype)
         return folders[name, dtype]
 
     return find
@@ -48,13 +50,13 @@ def ulps(ours, theirs):
 # --- what we train, in transformers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", adapters.FRESH, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", test_adapters_written.FRESH, ids=lambda case: case.id)
 def test_transformers_loads_a_merge(case, base, tapetune, tmp_path):
     """No missing, unexpected or new key, and the logits of the adapter beside its base."""
     folder, adapter, merged = base(case.base), tmp_path / "adapter", tmp_path / "merged"
     ids = tiny.tokens(COUNT, 11)
     tapetune("adapter", folder, *case.options, "--seed", 5, "--out", adapter)
-    adapters.fill(adapter)
+    test_adapters_written.fill(adapter)
     tapetune("merge", adapter, "--model", folder, "--out", merged)
     expected = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
     assert (expected - peer.forward(peer.load(folder), ids)).abs().max() > 0.3, "the adapter hardly changes the logits"
@@ -78,7 +80,7 @@ def test_narrow_merge(dtype, base, tapetune, tmp_path):
     merged, wide = tmp_path / "merged", tmp_path / "wide"
     ids = tiny.tokens(COUNT, 12)
     tapetune("adapter", folder, "--method", "lora", "rank=4", "train_also=embeddings,norms", "--out", adapter)
-    adapters.fill(adapter)
+    test_adapters_written.fill(adapter)
     tapetune("merge", adapter, "--model", folder, "--out", merged)
     tapetune("merge", adapter, "--model", folder, "--dtype", "f32", "--out", wide)
     expected = tapetune.logits(folder, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
@@ -131,7 +133,7 @@ def test_a_run(name, method, base, tapetune, tmp_path):
 # --- beside PEFT ----------------------------------------------------------------------------------------------------
 
 # PEFT adds a tied head's LoRA matrices to the embeddings too, and warns of it; that is another model than it was before.
-SAME = [case for case in adapters.SAVED if case.id != "tied-head"]
+SAME = [case for case in test_adapters.SAVED if case.id != "tied-head"]
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=("f32", "bf16"))
@@ -162,7 +164,7 @@ def test_merge_and_unload(case, dtype, base, tapetune, tmp_path):
 
 def test_a_tied_head_with_a_pair(base, tapetune, tmp_path):
     """The model as it was with its adapter: the head parts from the embeddings, which stay."""
-    case = next(case for case in adapters.SAVED if case.id == "tied-head")
+    case = next(case for case in test_adapters.SAVED if case.id == "tied-head")
     folder, adapter, merged, ids = base("tied"), tmp_path / "adapter", tmp_path / "merged", tiny.tokens(COUNT, 15)
     model = case.save(base, adapter)
     tapetune("merge", adapter, "--model", folder, "--out", merged)
@@ -177,7 +179,7 @@ def test_exported_adapter(method, base, tapetune, tmp_path):
     folder, exported, ids = base("llama"), tmp_path / "exported", tiny.tokens(COUNT, 16)
     run = train(tapetune, folder, tmp_path, RECIPES[method])
     tapetune("merge", run, "--adapter", "--out", exported)
-    model = adapters.load_adapter(folder, exported, {"rope_type": "linear", "factor": 2.0} if method == "lora" else None)
+    model = adapter_peers.load_adapter(folder, exported, {"rope_type": "linear", "factor": 2.0} if method == "lora" else None)
     ours = tapetune.logits(folder, ids, "--adapter", exported, "--dtype", "f32")["logits"]
     peer.assert_close(model(torch.tensor([ids])).logits[0], ours, TOLERANCE, "PEFT on the exported adapter")
 

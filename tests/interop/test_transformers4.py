@@ -9,7 +9,7 @@ from pathlib import Path
 import models
 import peer
 import pytest
-import test_adapters
+import test_adapters_written
 import torch
 from test_tape_transformers import NEW, TINY, Case, grouped, randomise
 
@@ -29,7 +29,7 @@ def cases(tapetune, tmp_path_factory):
         base, adapter, merged = case.base.save(folder / "base"), folder / "adapter", folder / "merged"
         tapetune("adapter", base, "--method", "lora" if case in PLAIN else "tape", *case.words.split(), "--out", adapter)
         if case in PLAIN:
-            test_adapters.fill(adapter)
+            test_adapters_written.fill(adapter)
         else:
             randomise(adapter, seed=len(case.id))
         tapetune("merge", adapter, "--model", base, "--out", merged)

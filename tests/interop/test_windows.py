@@ -4,11 +4,13 @@ import json
 import random
 import subprocess
 
+import adapter_peers
 import numpy
 import peer
 import pytest
 import ranks
-import test_adapters as adapters
+import test_adapters
+import test_adapters_written
 import tiny
 import torch
 
@@ -121,9 +123,9 @@ def test_two_ranks_that_share_a_sequence_past_the_window_train_as_one(folder, ta
 
 def test_lora_past_the_window_equals_peft(folder, tapetune, tmp_path):
     """Logits and gradients under every kind of checkpointing; test_adapters.py has more of these."""
-    case, adapter = adapters.Saved("window", "window", {}), tmp_path / "adapter"
+    case, adapter = test_adapters.Saved("window", "window", {}), tmp_path / "adapter"
     model = case.save(lambda _: folder(MISTRAL), adapter)
-    adapters.assert_agree(tapetune, model, folder(MISTRAL), adapter, tiny.tokens(adapters.COUNT, 7))
+    adapter_peers.assert_agree(tapetune, model, folder(MISTRAL), adapter, tiny.tokens(adapter_peers.COUNT, 7))
 
 
 def test_a_window_turned_off_is_off_and_merged_away(folder, tapetune, tmp_path):
@@ -134,13 +136,13 @@ def test_a_window_turned_off_is_off_and_merged_away(folder, tapetune, tmp_path):
         base, adapter, merged, kept = folder(case), home / "adapter", home / "merged", home / "kept"
         ids = tiny.tokens(COUNT, 5)
         tapetune("adapter", base, "--method", "lora", "rank=4", "attention.window=none", "--out", adapter)
-        adapters.fill(adapter)
+        test_adapters_written.fill(adapter)
         tapetune("merge", adapter, "--model", base, "--out", merged)
         ours = tapetune.logits(base, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
         peer.assert_close(peer.forward(peer.load(merged), ids), ours, TOLERANCE, "transformers on the merged model")
         peer.assert_close(tapetune.logits(merged, ids)["logits"], ours, TOLERANCE, "tapetune on the merged model")
         tapetune("adapter", base, "--method", "lora", "rank=4", "--out", adapter, "--force")
-        adapters.fill(adapter)
+        test_adapters_written.fill(adapter)
         tapetune("merge", adapter, "--model", base, "--out", kept)
         windowed = tapetune.logits(base, ids, "--adapter", adapter, "--dtype", "f32")["logits"]
         assert (windowed - ours).abs().max() > 0.1, "the window shows nowhere"
