@@ -14,8 +14,8 @@
 #include "core/output.h"
 #include "core/shell.h"
 #include "recipe/shipped.h"
-#include "run/open.h"
 #include "run/inputs.h"
+#include "run/open.h"
 #include "run/run_data.h"
 #include "run/run_folder.h"
 

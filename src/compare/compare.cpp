@@ -11,8 +11,8 @@
 #include "core/machine.h"
 #include "core/partial.h"
 #include "core/signals.h"
-#include "run/open.h"
 #include "run/inputs.h"
+#include "run/open.h"
 #include "run/run_data.h"
 
 namespace tapetune {
