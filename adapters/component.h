@@ -117,6 +117,7 @@ class Registry {
   }
   std::vector<std::string_view> names() const {
     std::vector<std::string_view> names;
+    names.reserve(all_.size());
     for (const C& each : all_) names.push_back(each.name);
     return names;
   }

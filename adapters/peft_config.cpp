@@ -40,7 +40,7 @@ bool peft_loads(const MethodOptions& options) {
          !options.train_also.all;
 }
 
-Json peft_config(const AdaptedModel& adapted, const fs::path& base) {
+Json peft_config(const AdaptedModel& adapted, const std::filesystem::path& base) {
   const MethodOptions& options = adapted.options;
   const AdapterComponent& adapter = adapter_components().find(options.adapter.type);
   Json config;

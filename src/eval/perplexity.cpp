@@ -92,6 +92,7 @@ PerplexityRun::PerplexityRun(const Llama& model, TokenRange data, const Perplexi
 std::vector<PerplexityRun::Part> PerplexityRun::parts_of(const TokenRange& data, const PerplexityOptions& options) {
   check_options(options);
   std::vector<Part> parts;
+  parts.reserve(options.contexts.size());
   for (const std::int64_t context : options.contexts) parts.push_back(part_of(data, options, context));
   return parts;
 }

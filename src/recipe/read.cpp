@@ -19,6 +19,7 @@ using Kind = YamlNode::Kind;
 std::string text_of(const YamlNode& node) {
   if (node.kind == Kind::scalar) return node.text;
   std::vector<std::string> parts;
+  parts.reserve(node.items.size());
   for (const YamlNode& item : node.items) parts.push_back(item.text);
   return fmt::format("{}", fmt::join(parts, ","));
 }
