@@ -40,9 +40,10 @@ std::int64_t repeats(std::int64_t key_heads, std::int64_t heads, std::int64_t ra
   return ranks % key_heads == 0 ? ranks / key_heads : heads / key_heads;
 }
 
-// Tensors at this rank's tokens, to all tokens of its heads. The gradient goes the same way back, for those that want
-// one. A node of its own: attention's has let go of what it saved when the gradients travel.
-struct ToHeads : Function<ToHeads> {
+// Tensors at this rank's tokens to all tokens of its heads, or the way back. The gradient goes the other way, for those
+// that want one. A node of its own: attention's has let go of what it saved when the gradients travel.
+template <bool to_heads>
+struct Exchanged : Function<Exchanged<to_heads>> {
   struct Holder : torch::CustomClassHolder {
     explicit Holder(std::shared_ptr<const SequenceExchange> given) : exchange(std::move(given)) {}
     std::shared_ptr<const SequenceExchange> exchange;
@@ -51,32 +52,16 @@ struct ToHeads : Function<ToHeads> {
                                const std::shared_ptr<const SequenceExchange>* exchange) {
     ctx->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(*exchange));
     ctx->set_materialize_grads(false);
-    variable_list here = (*exchange)->to_heads(all.vec()), fixed;
-    for (std::size_t i = 0; i < here.size(); ++i) {
-      if (!all[i].requires_grad()) fixed.push_back(here[i]);
+    variable_list out = to_heads ? (*exchange)->to_heads(all.vec()) : (*exchange)->to_tokens(all.vec()), fixed;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (!all[i].requires_grad()) fixed.push_back(out[i]);
     }
     ctx->mark_non_differentiable(fixed);
-    return here;
+    return out;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(ctx->saved_data["exchange"].toCapsule());
-    variable_list back = holder->exchange->to_tokens(grads);
-    back.emplace_back();
-    return back;
-  }
-};
-
-// The way back of results.
-struct ToTokens : Function<ToTokens> {
-  static variable_list forward(AutogradContext* ctx, at::TensorList all,
-                               const std::shared_ptr<const SequenceExchange>* exchange) {
-    ctx->saved_data["exchange"] = c10::IValue::make_capsule(c10::make_intrusive<ToHeads::Holder>(*exchange));
-    ctx->set_materialize_grads(false);
-    return (*exchange)->to_tokens(all.vec());
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto holder = c10::static_intrusive_pointer_cast<ToHeads::Holder>(ctx->saved_data["exchange"].toCapsule());
-    variable_list back = holder->exchange->to_heads(grads);
+    variable_list back = to_heads ? holder->exchange->to_tokens(grads) : holder->exchange->to_heads(grads);
     back.emplace_back();
     return back;
   }
@@ -90,7 +75,7 @@ Operands to_heads(const Operands& all, const Call& call) {
   const auto repeated = [&](const at::Tensor& t) { return times > 1 ? t.repeat_interleave(times, 2) : t; };
   std::vector<at::Tensor> given{all.q, repeated(all.k), repeated(all.v)};
   if (all.extra_values.defined()) given.push_back(repeated(all.extra_values));
-  const variable_list here = ToHeads::apply(at::TensorList(given), &call.exchange);
+  const variable_list here = Exchanged<true>::apply(at::TensorList(given), &call.exchange);
   return {here[0], here[1], here[2], here.size() > 3 ? here[3] : at::Tensor(),
           all.bias.defined() ? all.bias.narrow(0, call.exchange->rank * own, own) : at::Tensor()};
 }
@@ -224,7 +209,7 @@ AttentionOutput attend_fused(const Operands& here, const Call& call) {
   if (!call.exchange) return out;
   std::vector<at::Tensor> all{out.values};
   if (out.extra_output.defined()) all.push_back(out.extra_output);
-  const variable_list back = ToTokens::apply(at::TensorList(all), &call.exchange);
+  const variable_list back = Exchanged<false>::apply(at::TensorList(all), &call.exchange);
   return {back[0], back.size() > 1 ? back[1] : at::Tensor()};
 }
 
